@@ -1,0 +1,1 @@
+"""The engine: scheduler, block space manager, workers, models."""

@@ -1,0 +1,1 @@
+"""Model architectures on plain torch.nn modules."""

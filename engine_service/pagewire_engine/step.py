@@ -1,0 +1,149 @@
+"""What passes between the engine and its workers: plain data, so that a worker can live anywhere.
+
+A worker keeps, for each sequence it was told of, the token ids and the block table. The engine
+sends what
+changed, and the worker appends the tokens it samples itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagewire.outputs import PositionLogprobs
+from pagewire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence the worker does not know yet, or has forgotten since it was preempted.
+
+    Attributes:
+        sequence_id: the engine's number for it, never reused.
+        sequence_index: its index within the request (part of the random counter).
+        seed: the request's seed.
+        prompt_token_ids: the prompt.
+        output_token_ids: what it has produced so far.
+        sampling_params: the request's.
+    """
+
+    sequence_id: int
+    sequence_index: int
+    seed: int
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    sampling_params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's part of a step: compute tokens [start, start + num_tokens) of prompt + output.
+
+    Attributes:
+        sequence_id: whose tokens.
+        start: tokens whose keys and values are in the cache already (the context length before
+            this step).
+        num_tokens: tokens to compute now; 1 for a decode, a chunk's length for a prefill.
+        table_start: index in the block table at which `block_ids` are written; what follows is cut
+            off.
+        block_ids: physical blocks from there on. The table covers start + num_tokens tokens after
+            it.
+        sample_for: sequences that each take a token from the last row's logits: none for an inner
+            chunk, itself
+            for the rest, and every sequence of the request when one prompt starts n of them.
+    """
+
+    sequence_id: int
+    start: int
+    num_tokens: int
+    table_start: int
+    block_ids: list[int]
+    sample_for: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step of the engine.
+
+    Attributes:
+        step: its number.
+        new_sequences: sequences to remember before anything else.
+        scheduled: what to compute, in batch order: decodes first, then prefill chunks.
+        forgotten: ids of sequences that ended or were preempted; forget them before
+            `new_sequences` are added.
+        block_copies: (source, destination) blocks to copy before computing (copy-on-write).
+    """
+
+    step: int
+    new_sequences: list[NewSequence] = field(default_factory=list)
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token chosen for a sequence.
+
+    Attributes:
+        sequence_id: whose.
+        token_id: which.
+        logprob: its raw log probability; NaN where the request did not ask for any.
+        logprobs: what the request asked to be told, else None.
+    """
+
+    sequence_id: int
+    token_id: int
+    logprob: float
+    logprobs: PositionLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsChunk:
+    """Log probabilities of prompt tokens [start, start + len(positions)) of one sequence; start is
+    1 or above."""
+
+    sequence_id: int
+    start: int
+    positions: list[PositionLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced.
+
+    Attributes:
+        step: its number.
+        sampled: one entry for each id in the plan's `sample_for`, in the plan's order, less the
+            failed.
+        prompt_logprobs: for requests that asked.
+        failed: (sequence id, why) where a sequence's numbers came out wrong (NaN logits): it alone
+            fails.
+    """
+
+    step: int
+    sampled: list[SampledToken]
+    prompt_logprobs: list[PromptLogprobsChunk] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What the engine must know of a loaded model.
+
+    Attributes:
+        architecture: Hugging Face's class name, such as LlamaForCausalLM.
+        dtype: of weights and activations, such as float32.
+        device: cpu or cuda:0.
+        vocab_size: rows of the output embedding.
+        max_model_len: longest sequence, prompt and output together.
+        num_blocks: KV blocks in the pool.
+        block_size: tokens a block holds.
+    """
+
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int

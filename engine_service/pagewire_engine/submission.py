@@ -1,0 +1,41 @@
+"""What the engine is asked: plain data into the loop's inbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagewire.outputs import FinishReason
+from pagewire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePast:
+    """What a sequence has produced already, when its request is submitted again."""
+
+    index: int
+    output_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    cumulative_logprob: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as it enters the engine.
+
+    Attributes:
+        request_id: unique among live requests.
+        prompt_token_ids: at least one.
+        sampling_params: with a seed (admission drew one if the client gave none).
+        priority: lower runs first.
+        tenant: whose fair share it counts on.
+        past: see SequencePast.
+        resubmission: admitted before; queue bounds do not apply.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    priority: int = 0
+    tenant: str = ""
+    past: list[SequencePast] = field(default_factory=list)
+    resubmission: bool = False

@@ -1,0 +1,131 @@
+"""The frontend's view of an engine, whichever way it is reached."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What an engine serves."""
+
+    served_model_name: str
+    architecture: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling_params: SamplingParams
+    tokenizer_sha256: str
+    created: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class TokenDelta:
+    """New tokens of one sequence, contiguous with those before.
+
+    Attributes:
+        sequence_index: which of the request's n sequences.
+        start: index of the first token within the sequence's output.
+        token_ids: the new tokens (may be empty when only the end is told).
+        logprobs: one entry a token where the request asked, else empty.
+        finish_reason: set when the sequence ended.
+        stop_token_id: the stop token id that ended it, if one did.
+        cumulative_logprob: set with finish_reason.
+        times: set with finish_reason.
+        prompt_logprobs: positions from `prompt_logprobs_start` on (1 or above), where asked for;
+            sequence 0 only.
+    """
+
+    sequence_index: int
+    start: int
+    token_ids: list[int]
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    cumulative_logprob: float = 0.0
+    times: RequestTimes | None = None
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs_start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request in token ids.
+
+    Attributes:
+        request_id: internal id: the client's plus a random suffix.
+        prompt_token_ids: at least one.
+        sampling_params: resolved; only the token-level fields are read.
+        tenant: whose quota and fair share it counts on.
+        priority: lower runs first.
+        adapter: "" is the base model.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    tenant: str = ""
+    priority: int = 0
+    adapter: str = ""
+
+
+class TokenStream(Protocol):
+    """The tokens of one live request.
+
+    Iterating yields lists of deltas (all that came since the last turn, coalesced; never an empty
+    list), and ends after
+    every sequence has finished. A failed request raises its PagewireError.
+    """
+
+    def __aiter__(self) -> AsyncIterator[list[TokenDelta]]: ...
+
+    async def finish_sequence(self, sequence_index: int) -> None:
+        """A stop string ended this sequence: the engine need not go on. No further delta of it is
+        delivered."""
+        ...
+
+    async def abort(self) -> None:
+        """Ends the request in the engine. Safe to call twice and after the end."""
+        ...
+
+
+class EngineClient(Protocol):
+    """One engine."""
+
+    async def start(self) -> None:
+        """Connects, and waits until the engine's model is known. Raises UnavailableError after its
+        window."""
+        ...
+
+    async def close(self) -> None: ...
+
+    @property
+    def model_info(self) -> ModelInfo: ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be served now."""
+        ...
+
+    async def fetch_tokenizer(self) -> Mapping[str, bytes]:
+        """The files that make the tokenizer, by Hugging Face's file names; empty when the engine
+        has none."""
+        ...
+
+    async def submit(self, request: EngineRequest) -> TokenStream:
+        """Hands a request over; returns once the engine has accepted it.
+
+        Raises:
+            InvalidArgumentError, ResourceExhaustedError, UnavailableError: it was not accepted.
+        """
+        ...

@@ -1,0 +1,96 @@
+"""What the public APIs hand to `generation` and get back from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt to go on from: text or token ids, one of them.
+
+    Attributes:
+        request_id: the client's id; "" and one is made.
+        model: the name the client asked for; "" is the base model.
+        prompt: text, or None.
+        prompt_token_ids: token ids, or None.
+        sampling_params: resolved over the model's defaults. `max_tokens` None: the rest of the
+            context.
+        add_special_tokens: let the tokenizer add its BOS to a text prompt. A rendered chat
+            template must not.
+        tenant: whose quota it counts on.
+        priority: lower runs first.
+    """
+
+    request_id: str = ""
+    model: str = ""
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    add_special_tokens: bool = True
+    tenant: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextLogprob:
+    """A token's log probability with its text and bytes."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    text: str
+    bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTextLogprobs:
+    """One position: the token there, and its likeliest alternatives in falling order."""
+
+    token: TextLogprob
+    top: list[TextLogprob]
+    text_offset: int
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """What is new of one sequence. Concatenated, the texts are the sequence's final text.
+
+    Attributes:
+        index: which of the request's n sequences.
+        text: new text; "" while characters or a possible stop string are incomplete.
+        token_ids: new tokens.
+        logprobs: one entry a token, where asked for.
+        finish_reason: set when the sequence ended; nothing of it follows.
+        stop_reason: the stop string or the stop token id that ended it, if one did.
+        num_tokens: tokens of the sequence so far; usage counts through the token that completed a
+            stop string.
+        cumulative_logprob: set with finish_reason.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[PositionTextLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_tokens: int = 0
+    cumulative_logprob: float = 0.0
+
+
+@dataclass(slots=True)
+class GenerationUpdate:
+    """What one turn of a stream tells.
+
+    Attributes:
+        deltas: one a sequence that has something new.
+        prompt_logprobs: token-level, positions 1 and up, with the first update that has any.
+        times: set in the last update.
+    """
+
+    deltas: list[TextDelta]
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    times: RequestTimes | None = None

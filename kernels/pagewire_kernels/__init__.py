@@ -1,0 +1,1 @@
+"""Attention, cache, norm, rotary and sampling kernels, one interface over several backends."""

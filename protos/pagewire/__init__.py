@@ -1,0 +1,25 @@
+"""pagewire: an LLM inference service. `LLM` and `SamplingParams` are the offline API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagewire.sampling_params import SamplingParams
+    from pagewire_frontend.llm import LLM, load_chat_template
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__", "load_chat_template"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that `import pagewire.v1` stays light and the wheels can be installed apart.
+    if name == "SamplingParams":
+        from pagewire.sampling_params import SamplingParams
+
+        return SamplingParams
+    if name in ("LLM", "load_chat_template"):
+        from pagewire_frontend import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'pagewire' has no attribute {name!r}")

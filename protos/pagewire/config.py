@@ -1,0 +1,88 @@
+"""The engine's settings: one definition for flags, YAML, environment and `LLM(...)` arguments."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EngineConfig(BaseModel):
+    """Settings of `engine-service`. Field names in kebab-case are its flags."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(description="Model folder, GGUF file, or hub name (org/name).")
+    served_model_name: str | None = Field(
+        default=None, description="Name that clients use. Default: the model's own."
+    )
+    model_source: Literal["huggingface", "modelscope"] = Field(
+        default="huggingface", description="Hub that a model name is looked up on."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit on the hub.")
+    download_dir: str | None = Field(default=None, description="Where hub downloads are kept.")
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
+        default="auto", description="Weight format; dummy: seeded random weights, for benchmarks."
+    )
+    tokenizer: str | None = Field(
+        default=None, description="Tokenizer folder or hub name, where it is not the model's own."
+    )
+    tokenizer_mode: Literal["auto", "fast"] = Field(
+        default="auto",
+        description="auto: tokenizer.json, or converted from GGUF; fast: tokenizer.json only.",
+    )
+    skip_tokenizer_init: bool = Field(
+        default=False, description="Serve token ids only; no tokenizer is looked for."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="Weights and activations; auto: the model's own on CUDA, fp32 on CPU.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to run.")
+    seed: int = Field(
+        default=0, ge=0, description="Seed of dummy weights and of seeds given to requests."
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="Longest prompt plus output. Default: the model's."
+    )
+    block_size: int = Field(default=16, ge=1, le=256, description="Tokens in a KV block.")
+    kv_cache_memory: int | None = Field(
+        default=None, ge=1, description="Bytes of KV cache. Default: measured, within limits."
+    )
+    num_blocks_override: int | None = Field(
+        default=None, ge=1, description="Number of KV blocks, instead of measuring."
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="Share of the GPU's memory to use."
+    )
+    max_num_seqs: int = Field(default=256, ge=1, description="Most sequences in one step.")
+    max_num_batched_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens in one step (chunked prefill). Default: 8192 on CUDA, 512 on CPU.",
+    )
+    max_waiting_requests: int = Field(
+        default=4096, ge=1, description="Requests that may wait; beyond it RESOURCE_EXHAUSTED."
+    )
+    attention_backend: Literal["auto", "torch", "cpu"] = Field(
+        default="auto",
+        description="torch: any device; cpu: C++ kernel; auto: the fastest installed.",
+    )
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of the model. Default: the machine's cores."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Refused: pagewire runs no code that comes with a model."
+    )
+    host: str = Field(default="127.0.0.1", description="Address of the control API.")
+    port: int = Field(default=50061, ge=0, le=65535, description="Its port; 0: a free one.")
+    stream_endpoint: str | None = Field(
+        default=None,
+        description="ZeroMQ endpoint of the delta wire. Default: ipc on loopback, else tcp.",
+    )
+    session_timeout_s: float = Field(
+        default=30.0, gt=0, description="A frontend silent for longer is dead."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe messages to log."
+    )

@@ -1,0 +1,43 @@
+"""What is told of produced tokens, in the engine and in the frontend alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended; the numbers are those of pagewire.v1.FinishReason."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its raw log probability, and its rank (1 = likeliest)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The token at one position, and the likeliest alternatives there in falling order."""
+
+    token: TokenLogprob
+    top: list[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds and counts of one request's life in the engine."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    cached_tokens: int = 0
+    preemptions: int = 0

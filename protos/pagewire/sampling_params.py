@@ -1,0 +1,174 @@
+"""How tokens are chosen and where a sequence stops: one definition for every API and the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+
+from pagewire.errors import InvalidArgumentError
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_SEQUENCES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    The engine reads all but the text fields (`stop`, `include_stop_str_in_output`,
+    `skip_special_tokens`), which
+    the frontend applies.
+
+    Attributes:
+        n: sequences to produce for the prompt.
+        temperature: 0 is greedy.
+        top_p: keep the smallest set of tokens whose probabilities add up to this; in (0, 1].
+        top_k: keep the k likeliest tokens; 0 or -1 keeps all.
+        min_p: keep tokens at least this fraction as likely as the likeliest; in [0, 1].
+        presence_penalty, frequency_penalty: OpenAI's, in [-2, 2], over produced tokens.
+        repetition_penalty: CTRL's (arXiv:1909.05858), over prompt and produced tokens; above 0.
+        logit_bias: token id to a value in [-100, 100] added to its logit.
+        seed: the same seed gives the same tokens whatever else runs. None: one is drawn at
+            admission.
+        stop: strings that end a sequence.
+        stop_token_ids: ids that end a sequence.
+        ignore_eos: go on past the model's end-of-sequence ids.
+        min_tokens: no stop of any kind before this many tokens.
+        max_tokens: upper bound on produced tokens. None: the rest of the context.
+        logprobs: alternatives to report for each produced token, 0 to 20. None: no log
+            probabilities.
+        prompt_logprobs: the same for the prompt's tokens.
+        include_stop_str_in_output: keep the stop string (or the stop token's text) at the end.
+        skip_special_tokens: leave control tokens out of the text.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        # Lists and single strings are what people pass; frozen fields are what the engine keeps.
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        self._check()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises InvalidArgumentError for a token id the model does not have."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidArgumentError(
+                        name, f"token id {token_id} is outside the vocabulary of {vocab_size}"
+                    )
+
+    def _check(self) -> None:
+        _check_types(self)
+        _check_range("n", self.n, 1, MAX_SEQUENCES)
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        if self.top_k < -1:
+            raise InvalidArgumentError("top_k", f"must be 0 or -1 (all) or above, not {self.top_k}")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        for token_id, bias in self.logit_bias.items():
+            _check_range("logit_bias", bias, -100.0, 100.0)
+            if token_id < 0:
+                raise InvalidArgumentError("logit_bias", f"token id {token_id} is negative")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise InvalidArgumentError("seed", "must fit in 64 bits")
+        if any(not text for text in self.stop):
+            raise InvalidArgumentError("stop", "an empty stop string would stop everything")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidArgumentError("stop", f"at most {MAX_STOP_STRINGS} strings are allowed")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InvalidArgumentError("max_tokens", f"must be at least 1, not {self.max_tokens}")
+        if self.min_tokens < 0:
+            raise InvalidArgumentError("min_tokens", f"must not be negative ({self.min_tokens})")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidArgumentError(
+                "min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens})"
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_range(name, value, 0, MAX_LOGPROBS)
+
+
+_INT_FIELDS = frozenset(
+    ("n", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs")
+)
+_FLOAT_FIELDS = frozenset(
+    (
+        "temperature",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+    )
+)
+_OPTIONAL_FIELDS = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
+
+
+def _check_types(params: SamplingParams) -> None:
+    for spec in fields(params):
+        name, value = spec.name, getattr(params, spec.name)
+        if value is None and name in _OPTIONAL_FIELDS:
+            continue
+        if name in _INT_FIELDS and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InvalidArgumentError(name, f"must be a whole number, not {value!r}")
+        if name in _FLOAT_FIELDS and (
+            not isinstance(value, (int, float)) or isinstance(value, bool)
+        ):
+            raise InvalidArgumentError(name, f"must be a number, not {value!r}")
+    if not all(isinstance(text, str) for text in params.stop):
+        raise InvalidArgumentError("stop", "must be strings")
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in params.stop_token_ids):
+        raise InvalidArgumentError("stop_token_ids", "must be whole numbers")
+    for token_id, bias in params.logit_bias.items():
+        if not isinstance(token_id, int) or not isinstance(bias, (int, float)):
+            raise InvalidArgumentError("logit_bias", "must map token ids to numbers")
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, low_open: bool = False
+) -> None:
+    if math.isfinite(value) and low <= value <= high and not (low_open and value == low):
+        return
+    bracket = "(" if low_open else "["
+    raise InvalidArgumentError(name, f"must be in {bracket}{low}, {high}], not {value}")

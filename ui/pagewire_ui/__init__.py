@@ -1,0 +1,1 @@
+"""The Gradio chat page: a plain gRPC client of the frontend."""
