@@ -1,0 +1,162 @@
+"""Paged attention: one interface over several backends, and the registry that finds them.
+
+Keys and values of a layer live in two tensors of shape [num_blocks, block_size, num_kv_heads,
+head_dim]. A sequence's block table names, in order, the blocks that hold its tokens; slot `block *
+block_size + offset` is one token's place. See PagedAttention, arXiv:2309.06180.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class BackendUnavailableError(RuntimeError):
+    """A backend was asked for by name and can't run here; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """What attention must know of a step's flat batch of T tokens from S sequences.
+
+    Sequences that compute one token (decodes) come first. What the host knows anyway is kept as
+    lists beside the tensors, so that no backend has to wait for a device to read a length.
+
+    Attributes:
+        query_start_locations: int32 [S + 1]; sequence s owns rows [q[s], q[s + 1]).
+        context_lengths: int32 [S]; tokens in the cache after this step's are written.
+        block_tables: int32 [S, W], padded with 0 beyond a sequence's blocks.
+        slot_mapping: int64 [T]; where each token's key and value are written.
+        num_decodes: the first so many sequences have one query token each.
+        host_query_start_locations: the same numbers as a list.
+        host_context_lengths: the same numbers as a list.
+        derived: what a backend computes once a step and uses in every layer; its own keys.
+    """
+
+    query_start_locations: torch.Tensor
+    context_lengths: torch.Tensor
+    block_tables: torch.Tensor
+    slot_mapping: torch.Tensor
+    num_decodes: int
+    host_query_start_locations: list[int]
+    host_context_lengths: list[int]
+    derived: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def from_host(
+        cls,
+        query_start_locations: npt.NDArray[np.int32],
+        context_lengths: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        slot_mapping: npt.NDArray[np.int64],
+        num_decodes: int,
+        device: torch.device | str = "cpu",
+    ) -> AttentionMetadata:
+        """Moves a step's numpy arrays to the device (on CPU they are shared, not copied)."""
+
+        def move(array: npt.NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        return cls(
+            query_start_locations=move(query_start_locations),
+            context_lengths=move(context_lengths),
+            block_tables=move(block_tables),
+            slot_mapping=move(slot_mapping),
+            num_decodes=num_decodes,
+            host_query_start_locations=query_start_locations.tolist(),
+            host_context_lengths=context_lengths.tolist(),
+        )
+
+
+class AttentionBackend(Protocol):
+    """Cache writes and attention of one layer. Stateless: one instance serves all layers."""
+
+    name: str
+
+    def write_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Stores key and value, each [T, num_kv_heads, head_dim], at slots int64 [T].
+
+        The last two dimensions of key and value are contiguous; their rows may be strided (views
+        of a packed qkv). The caches have the same dtype as key and value.
+        """
+        ...
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of each token over its sequence's cached keys, its own included.
+
+        Args:
+            query: [T, num_heads, head_dim], rows may be strided; query head h reads kv head
+                h // (num_heads / num_kv_heads).
+            key_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+            value_cache: the same.
+            metadata: the step's batch.
+            scale: factor on query-key products.
+            sliding_window: None, or key j is visible to query i only if i - j < sliding_window.
+
+        Returns:
+            [T, num_heads, head_dim], contiguous, of the query's dtype; scores and softmax are fp32.
+            What lies in a block beyond a sequence's context never influences the result, NaN
+            included.
+        """
+        ...
+
+
+_BACKEND_MODULES = {
+    "torch": "pagewire_kernels.torch_attention",
+    "cpu": "pagewire_kernels.cpu",
+}
+
+
+def load_attention_backend(name: str, device: torch.device | str) -> AttentionBackend:
+    """The backend of that name, or for `auto` the fastest one that is installed.
+
+    A backend's module offers `load_backend(device) -> AttentionBackend`, which raises
+    BackendUnavailableError saying how to install what is missing.
+
+    Raises:
+        BackendUnavailableError: a backend asked for by name can't run here.
+    """
+    device = torch.device(device)
+    if name == "auto":
+        if device.type == "cpu":
+            try:
+                return load_attention_backend("cpu", device)
+            except BackendUnavailableError:
+                pass
+        return load_attention_backend("torch", device)
+    if name not in _BACKEND_MODULES:
+        raise BackendUnavailableError(
+            f"there is no attention backend {name!r}; choose one of {', '.join(_BACKEND_MODULES)}"
+        )
+    module_name = _BACKEND_MODULES[name]
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise
+        raise BackendUnavailableError(
+            f"attention backend {name!r} is not part of this installation; "
+            "reinstall pagewire with its engine extra, or use --attention-backend torch"
+        ) from error
+    backend: AttentionBackend = module.load_backend(device)
+    return backend
