@@ -1,0 +1,353 @@
+"""Settings from flags, environment and YAML: one definition, a pydantic model, for all three.
+
+`parse_settings(EngineConfig, argv, prog=..., description=...)` gives the model's fields kebab-case
+flags, reads `PAGEWIRE_<FIELD>` from the environment (empty is unset) and a YAML file named by
+`--config`, and lets the nearest win: flags, then environment, then YAML, then defaults. What is
+wrong is told in one line that names the flag, variable or key at fault, and the process exits with
+status 2.
+
+argparse and not pydantic-settings' own command line, whose errors name neither the source of a bad
+value nor the nearest known flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections.abc
+import difflib
+import os
+import shutil
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from pagewire import __version__
+
+ENVIRONMENT_PREFIX = "PAGEWIRE_"
+CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class SettingsError(Exception):
+    """A setting is unknown or has a value that can't be used; the text names it and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagGroup:
+    """A heading of the help text and the fields beneath it."""
+
+    title: str
+    fields: tuple[str, ...]
+
+
+def parse_settings(
+    config_class: type[ModelT],
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str,
+    description: str,
+    positional: Sequence[str] = (),
+    groups: Sequence[FlagGroup] = (),
+    environ: Mapping[str, str] | None = None,
+) -> ModelT:
+    """Reads a program's settings, or prints what is wrong and exits.
+
+    Args:
+        config_class: the pydantic model that defines the settings.
+        argv: arguments without the program's name; None: those of this process.
+        prog: the program's name, for help and errors.
+        description: what the program does, for the head of `--help`.
+        positional: fields that may also be given without a flag, in this order.
+        groups: headings for the help text; fields in none of them come first.
+        environ: the environment; None: this process's.
+
+    Returns:
+        The validated settings; `model_fields_set` holds what was given anywhere.
+
+    Raises:
+        SystemExit: 0 after `--help` and `--version`, 2 for a setting that can't be used.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser(
+        config_class, prog=prog, description=description, positional=positional, groups=groups
+    )
+    try:
+        return load_settings(
+            config_class, parser, arguments, os.environ if environ is None else environ, positional
+        )
+    except SettingsError as error:
+        exit_with_error(prog, str(error))
+
+
+def exit_with_error(prog: str, message: str, status: int = 2) -> NoReturn:
+    """Prints `prog: error: message` to standard error and exits."""
+    for line in message.splitlines():
+        print(f"{prog}: error: {line}", file=sys.stderr)
+    if status == 2:
+        print(f"Try `{prog} --help`.", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def flag_name(field: str) -> str:
+    """`max_model_len` -> `--max-model-len`."""
+    return "--" + field.replace("_", "-")
+
+
+def variable_name(field: str) -> str:
+    """`max_model_len` -> `PAGEWIRE_MAX_MODEL_LEN`."""
+    return ENVIRONMENT_PREFIX + field.upper()
+
+
+def settings_to_argv(config: BaseModel) -> list[str]:
+    """The flags that give another process these settings; what was never set is left out."""
+    arguments: list[str] = []
+    fields = type(config).model_fields
+    for name in fields:
+        if name not in config.model_fields_set:
+            continue
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if _is_bool(fields[name]):
+            arguments.append(flag_name(name) if value else "--no-" + flag_name(name)[2:])
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            arguments.extend(f"{flag_name(name)}={item}" for item in value)
+        else:
+            plain = value.get_secret_value() if isinstance(value, SecretStr) else value
+            arguments.append(f"{flag_name(name)}={plain}")
+    return arguments
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        width = min(100, shutil.get_terminal_size().columns)
+        super().__init__(prog, max_help_position=34, width=width)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        flag, _, explicit = message.removeprefix("argument ").partition(
+            ": ignored explicit argument "
+        )
+        text = f"{flag.split('/')[0]} takes no value, not {explicit}" if explicit else flag
+        raise SettingsError(text)
+
+
+def build_parser(
+    config_class: type[BaseModel],
+    *,
+    prog: str,
+    description: str,
+    positional: Sequence[str] = (),
+    groups: Sequence[FlagGroup] = (),
+) -> argparse.ArgumentParser:
+    """The argparse parser of a model's fields. Values stay text: pydantic checks them."""
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+        usage=" ".join([prog, "[flags]", *(f"[{name.upper()}]" for name in positional)]),
+        epilog=f"Each flag is also an environment variable ({ENVIRONMENT_PREFIX} and the flag's "
+        "name in capitals with underscores) and a key of the YAML file. Flags win over the "
+        "environment, and the environment over the file.",
+    )
+    parser.add_argument("--version", action="version", version=f"pagewire {__version__}")
+    parser.add_argument(
+        "--config",
+        metavar="FILE.yaml",
+        default=argparse.SUPPRESS,
+        help=f"Read settings from this file; also {CONFIG_VARIABLE}.",
+    )
+    headings: dict[str, Any] = {}
+    for group in groups:
+        section = parser.add_argument_group(group.title)
+        headings |= dict.fromkeys(group.fields, section)
+    for name, field in config_class.model_fields.items():
+        _add_flag(headings.get(name, parser), name, field)
+    for name in positional:
+        parser.add_argument(
+            f"positional:{name}",
+            metavar=name.upper(),
+            nargs="?",
+            default=argparse.SUPPRESS,
+            help=f"The same as {flag_name(name)}.",
+        )
+    return parser
+
+
+def _add_flag(parser: Any, name: str, field: FieldInfo) -> None:
+    options: dict[str, Any] = {
+        "dest": name,
+        "default": argparse.SUPPRESS,
+        "help": _help_text(field).replace("%", "%%"),
+    }
+    if _is_bool(field):
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["metavar"] = _metavar(field)
+        if _is_list(field):
+            options["action"] = "append"
+    parser.add_argument(flag_name(name), **options)
+
+
+def load_settings(
+    config_class: type[ModelT],
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    positional: Sequence[str] = (),
+) -> ModelT:
+    """`parse_settings` without the exit.
+
+    Raises:
+        SettingsError: with one line for each thing that is wrong.
+    """
+    flags = _read_flags(parser, arguments, positional)
+    config_path = flags.pop("config", None) or environ.get(CONFIG_VARIABLE)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    if config_path:
+        for name, value in _read_yaml(config_class, Path(config_path)).items():
+            values[name], sources[name] = value, f"`{name}` in {config_path}"
+    for name, field in config_class.model_fields.items():
+        if text := environ.get(variable_name(name), ""):
+            values[name] = text.split(",") if _is_list(field) else text
+            sources[name] = variable_name(name)
+    for name, value in flags.items():
+        values[name], sources[name] = value, flag_name(name)
+    try:
+        return config_class.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError(_describe(error, config_class, sources)) from None
+
+
+def _read_flags(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], positional: Sequence[str]
+) -> dict[str, Any]:
+    namespace, unknown = parser.parse_known_args(arguments)
+    flags = vars(namespace)
+    if unknown:
+        known = [option for action in parser._actions for option in action.option_strings]
+        first = unknown[0].split("=", 1)[0]
+        if first.startswith("-"):
+            raise SettingsError(f"there is no flag {first}{_nearest(first, known)}")
+        raise SettingsError(f"{first!r} belongs to no flag")
+    for name in positional:
+        value = flags.pop(f"positional:{name}", None)
+        if value is None:
+            continue
+        if name in flags:
+            raise SettingsError(f"{name.upper()} and {flag_name(name)} are the same: give one")
+        flags[name] = value
+    return flags
+
+
+def _read_yaml(config_class: type[BaseModel], path: Path) -> dict[str, Any]:
+    import yaml  # only where a file is given: it would slow every other start
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config: can't read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"--config: {path} is not valid YAML: {reason}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config: {path} must hold `setting: value` lines")
+    values: dict[str, Any] = {}
+    known = list(config_class.model_fields)
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in config_class.model_fields:
+            raise SettingsError(f"{path} has an unknown setting `{key}`{_nearest(name, known)}")
+        if name in values:
+            raise SettingsError(f"{path} has the setting `{name}` twice")
+        values[name] = value
+    return values
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _describe(
+    error: ValidationError, config_class: type[BaseModel], sources: Mapping[str, str]
+) -> str:
+    lines: dict[str, str] = {}
+    for detail in error.errors():
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        if name in lines:
+            continue  # the other arms of a union say no more
+        if detail["type"] == "missing":
+            lines[name] = f"{flag_name(name)} is required (or {variable_name(name)})"
+            continue
+        message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        source = sources.get(name) or (flag_name(name) if name else "")
+        field = config_class.model_fields.get(name)
+        if name in sources and field is not None and not _is_secret(field):
+            message = f"{message[:1].lower()}{message[1:]}, not {detail['input']!r}"
+        lines[name] = f"{source}: {message}" if source else message
+        if str(detail["input"]).startswith("tcp://"):
+            lines[name] += (
+                "; Kubernetes sets this variable for a Service called pagewire: "
+                "give the pod `enableServiceLinks: false`"
+            )
+    return "\n".join(lines.values())
+
+
+def _arms(field: FieldInfo) -> list[Any]:
+    """The types a field takes, None left out."""
+    annotation = field.annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [arm for arm in typing.get_args(annotation) if arm is not type(None)]
+    return [annotation]
+
+
+def _is_bool(field: FieldInfo) -> bool:
+    return _arms(field) == [bool]
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return SecretStr in _arms(field)
+
+
+def _is_list(field: FieldInfo) -> bool:
+    sequences = (list, tuple, set, frozenset, collections.abc.Sequence)
+    return any((typing.get_origin(arm) or arm) in sequences for arm in _arms(field))
+
+
+def _metavar(field: FieldInfo) -> str:
+    arms = _arms(field)
+    if len(arms) == 1 and typing.get_origin(arms[0]) is Literal:
+        return "{" + ",".join(str(choice) for choice in typing.get_args(arms[0])) + "}"
+    if all(isinstance(arm, type) and issubclass(arm, int) for arm in arms):
+        return "N"
+    if all(isinstance(arm, type) and issubclass(arm, (int, float)) for arm in arms):
+        return "X"
+    if any(isinstance(arm, type) and issubclass(arm, Path) for arm in arms):
+        return "PATH"
+    return "TEXT"
+
+
+def _help_text(field: FieldInfo) -> str:
+    text = field.description or ""
+    if field.is_required():
+        return f"{text} Required."
+    default = field.get_default(call_default_factory=True)
+    if default is None or default in ((), []) or default == "" or "Default:" in text:
+        return text
+    if _is_bool(field):
+        default = "on" if default else "off"
+    return f"{text} Default: {default}."
