@@ -1,0 +1,316 @@
+"""From a step's logits to tokens: penalties, bias, filters, noise and log probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.step import SampledToken
+from pagewire_kernels.sampling import (
+    RandomKeys,
+    raw_logprobs,
+    sample_all,
+    sample_filtered,
+    scale_by_temperature,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One sequence that takes a token from the step.
+
+    Attributes:
+        sequence_id: the engine's number for it.
+        row: its row of the logits; several sequences of one request may share a row.
+        sequence_index: index within its request, part of the random counter.
+        seed: the request's seed, the random key.
+        params: the request's sampling parameters.
+        prompt_token_ids: the prompt, for repetition_penalty.
+        output_token_ids: tokens produced so far; their number is the output position.
+    """
+
+    sequence_id: int
+    row: int
+    sequence_index: int
+    seed: int
+    params: SamplingParams
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+
+
+class Sampler:
+    """Chooses a token for each row. Keeps no state between steps.
+
+    A row's token is a function of its logits, its parameters, its tokens and (seed, sequence
+    index, output position): the rows beside it change nothing.
+    """
+
+    def __init__(
+        self, vocab_size: int, eos_token_ids: Collection[int], device: torch.device | str
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(i for i in set(eos_token_ids) if 0 <= i < vocab_size)
+        self._device = torch.device(device)
+
+    def sample(
+        self, logits: Tensor, rows: Sequence[SamplingRow]
+    ) -> tuple[list[SampledToken], list[tuple[int, str]]]:
+        """Samples one token for each entry of `rows`.
+
+        Args:
+            logits: [R, vocab_size] float32; left as they are.
+            rows: who samples from which row.
+
+        Returns:
+            The tokens in the order of `rows`, less those that failed; and (sequence id, why) of
+            the failed: rows that hold NaN or +inf, or allow no token at all.
+        """
+        if not rows:
+            return [], []
+        healthy, failed = _split_by_health(logits, rows)
+        if not healthy:
+            return [], failed
+        adjusted = self._adjust(logits, healthy)
+        allowed = (adjusted.amax(dim=-1) > -math.inf).tolist() if adjusted is not logits else ()
+        if not all(allowed):
+            failed += [
+                (row.sequence_id, "min_tokens and stop_token_ids together allow no token")
+                for row, good in zip(healthy, allowed, strict=True)
+                if not good
+            ]
+            healthy = [row for row, good in zip(healthy, allowed, strict=True) if good]
+            if not healthy:
+                return [], failed
+            adjusted = self._adjust(logits, healthy)
+        token_ids = self._choose(adjusted, healthy)
+        return self._describe(logits, healthy, token_ids), failed
+
+    def _adjust(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """Logits [len(rows), V] after penalties, bias and min_tokens: `logits` itself if there is
+        nothing to change, else a copy."""
+        touched = [index for index, row in enumerate(rows) if self._changes_logits(row)]
+        in_place = [row.row for row in rows] == list(range(logits.shape[0]))
+        if in_place and not touched:
+            return logits
+        adjusted = logits[self._integers([row.row for row in rows])]
+        if touched:
+            self._apply_penalties(adjusted, rows)
+            self._apply_logit_bias(adjusted, rows)
+            self._suspend_stops(adjusted, rows)
+        return adjusted
+
+    def _changes_logits(self, row: SamplingRow) -> bool:
+        params = row.params
+        return (
+            params.has_penalties
+            or bool(params.logit_bias)
+            or len(row.output_token_ids) < params.min_tokens
+        )
+
+    def _apply_penalties(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> None:
+        """Repetition penalty over prompt and output, then frequency and presence over output.
+
+        Only the logits of tokens that were seen are touched, in place.
+        """
+        indexes: list[int] = []
+        token_ids: list[int] = []
+        # Per entry: repetition penalty, and what frequency and presence take away.
+        repetitions: list[float] = []
+        subtracted: list[float] = []
+        for index, row in enumerate(rows):
+            params = row.params
+            if not params.has_penalties:
+                continue
+            counts = Counter(row.output_token_ids)
+            if params.repetition_penalty != 1.0:
+                counts.update(dict.fromkeys(row.prompt_token_ids, 0))
+            indexes += [index] * len(counts)
+            token_ids += counts
+            repetitions += [params.repetition_penalty] * len(counts)
+            subtracted += [
+                params.frequency_penalty * count + params.presence_penalty * (count > 0)
+                for count in counts.values()
+            ]
+        if not token_ids:
+            return
+        where = (self._integers(indexes), self._integers(token_ids))
+        seen = adjusted[where]
+        factor = self._floats(repetitions)
+        seen = torch.where(seen > 0, seen / factor, seen * factor)
+        adjusted[where] = seen - self._floats(subtracted)
+
+    def _apply_logit_bias(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> None:
+        indexes: list[int] = []
+        token_ids: list[int] = []
+        biases: list[float] = []
+        for index, row in enumerate(rows):
+            indexes += [index] * len(row.params.logit_bias)
+            token_ids += row.params.logit_bias
+            biases += row.params.logit_bias.values()
+        if token_ids:
+            adjusted[self._integers(indexes), self._integers(token_ids)] += self._floats(biases)
+
+    def _suspend_stops(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> None:
+        """Removes what would end a sequence before its min_tokens."""
+        indexes: list[int] = []
+        token_ids: list[int] = []
+        for index, row in enumerate(rows):
+            if len(row.output_token_ids) < row.params.min_tokens:
+                stops = set(row.params.stop_token_ids)
+                if not row.params.ignore_eos:
+                    stops.update(self._eos_token_ids)
+                indexes += [index] * len(stops)
+                token_ids += stops
+        if token_ids:
+            adjusted[self._integers(indexes), self._integers(token_ids)] = -math.inf
+
+    def _choose(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+        """Token ids, one a row of `adjusted`."""
+        greedy: list[int] = []
+        unfiltered: list[int] = []
+        filtered: list[int] = []
+        for index, row in enumerate(rows):
+            if row.params.greedy:
+                greedy.append(index)
+            elif self._top_k(row.params) < self._vocab_size or row.params.top_p < 1.0:
+                filtered.append(index)
+            else:
+                unfiltered.append(index)
+        if len(greedy) == len(rows):
+            return _as_ints(adjusted.argmax(dim=-1))
+        chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+        if greedy:
+            where = self._integers(greedy)
+            chosen[where] = adjusted[where].argmax(dim=-1)
+        for indexes in (unfiltered, filtered):
+            if indexes:
+                where = self._integers(indexes)
+                members = [rows[index] for index in indexes]
+                chosen[where] = self._choose_at_random(
+                    adjusted[where], members, with_filters=indexes is filtered
+                )
+        return _as_ints(chosen)
+
+    def _choose_at_random(
+        self, logits: Tensor, rows: Sequence[SamplingRow], *, with_filters: bool
+    ) -> Tensor:
+        scores = scale_by_temperature(
+            logits,
+            self._floats([row.params.temperature for row in rows]),
+            self._floats([row.params.min_p for row in rows]),
+        )
+        keys = RandomKeys(
+            seeds=self._integers([row.seed for row in rows]),
+            sequence_indexes=self._integers([row.sequence_index for row in rows]),
+            positions=self._integers([len(row.output_token_ids) for row in rows]),
+        )
+        if not with_filters:
+            return sample_all(scores, keys)
+        return sample_filtered(
+            scores,
+            keys,
+            self._integers([self._top_k(row.params) for row in rows]),
+            self._floats([row.params.top_p for row in rows], torch.float64),
+        )
+
+    def _describe(
+        self, logits: Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int]
+    ) -> list[SampledToken]:
+        """Adds the raw log probabilities to the rows that asked for them."""
+        asked = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+        positions: dict[int, PositionLogprobs] = {}
+        if asked:
+            counts = [rows[index].params.logprobs or 0 for index in asked]
+            described = _position_logprobs(
+                logits[self._integers([rows[index].row for index in asked])],
+                self._integers([token_ids[index] for index in asked]),
+                counts,
+            )
+            positions = dict(zip(asked, described, strict=True))
+        return [
+            SampledToken(
+                sequence_id=row.sequence_id,
+                token_id=token_ids[index],
+                logprob=positions[index].token.logprob if index in positions else math.nan,
+                logprobs=positions.get(index),
+            )
+            for index, row in enumerate(rows)
+        ]
+
+    def _top_k(self, params: SamplingParams) -> int:
+        return params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+
+    def _integers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _floats(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self._device)
+
+
+def prompt_logprobs(
+    logits: Tensor, next_token_ids: Sequence[int], num_top: int
+) -> list[PositionLogprobs]:
+    """Log probabilities of prompt tokens, raw as those of sampled ones.
+
+    Args:
+        logits: [T, vocab_size] float32; row t predicts `next_token_ids[t]`.
+        next_token_ids: T ids.
+        num_top: likeliest alternatives to report at each position.
+
+    Returns:
+        T entries.
+    """
+    if not next_token_ids:
+        return []
+    token_ids = torch.tensor(next_token_ids, dtype=torch.int64, device=logits.device)
+    return _position_logprobs(logits, token_ids, [num_top] * len(next_token_ids))
+
+
+def _split_by_health(
+    logits: Tensor, rows: Sequence[SamplingRow]
+) -> tuple[list[SamplingRow], list[tuple[int, str]]]:
+    # The largest value shows every fault: NaN spreads, +inf is above all, -inf has nothing above.
+    largest = logits.amax(dim=-1).tolist()
+    healthy: list[SamplingRow] = []
+    failed: list[tuple[int, str]] = []
+    for row in rows:
+        value = largest[row.row]
+        if math.isfinite(value):
+            healthy.append(row)
+        else:
+            kind = "NaN" if math.isnan(value) else "infinite"
+            failed.append((row.sequence_id, f"the model's logits are {kind}"))
+    return healthy, failed
+
+
+def _position_logprobs(
+    logits: Tensor, token_ids: Tensor, counts: Sequence[int]
+) -> list[PositionLogprobs]:
+    """One entry a row of `logits`, with as many alternatives as `counts` says for it."""
+    columns = raw_logprobs(logits, token_ids, max(counts))
+    logprobs, ranks, top_logprobs, top_ids = (column.tolist() for column in columns)
+    return [
+        PositionLogprobs(
+            token=TokenLogprob(token_id, logprobs[position], ranks[position]),
+            top=[
+                TokenLogprob(top_id, top_logprob, rank)
+                for rank, (top_id, top_logprob) in enumerate(
+                    zip(top_ids[position][:count], top_logprobs[position][:count], strict=True),
+                    start=1,
+                )
+            ],
+        )
+        for position, (token_id, count) in enumerate(zip(_as_ints(token_ids), counts, strict=True))
+    ]
+
+
+def _as_ints(values: Tensor) -> list[int]:
+    result: list[int] = values.tolist()
+    return result

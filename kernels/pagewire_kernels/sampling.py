@@ -1,0 +1,252 @@
+"""Choosing tokens from logits: filters, counter-based Gumbel noise and log probabilities.
+
+Plain torch, any device. Every row is treated by itself: what a row gives never depends on the rows
+beside it, on how many there are, or on what was sampled before. Tokens are totally ordered by
+falling value, then by rising id, so that cut-offs inside ties are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagewire_kernels.philox import gumbel_noise, philox4x32
+
+NEGATIVE_INFINITY = float("-inf")
+
+# Widths that are tried, in turn, to find a row's candidates before all of it is sorted.
+_CANDIDATE_WIDTHS = (64, 1024)
+# Elements of logits that full-vocabulary noise and log probabilities look at in one go: bounds
+# their temporaries (about 100 bytes an element).
+_CHUNK_ELEMENTS = 1 << 20
+# Below any temperature that means something, and far from float32's underflow.
+_MIN_TEMPERATURE = 1e-30
+_MASK32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class RandomKeys:
+    """What a row's noise is a function of, besides the token id. All int64 [R]."""
+
+    seeds: Tensor
+    sequence_indexes: Tensor
+    positions: Tensor
+
+    def select(self, rows: Tensor) -> RandomKeys:
+        """The keys of some rows, given as int64 indexes."""
+        return RandomKeys(self.seeds[rows], self.sequence_indexes[rows], self.positions[rows])
+
+
+def scale_by_temperature(logits: Tensor, temperatures: Tensor, min_ps: Tensor) -> Tensor:
+    """Scores relative to the row's best, with tokens below min_p removed.
+
+    Args:
+        logits: [R, V] float32, no NaN and no +inf, at least one finite number a row.
+        temperatures: [R] float32, above 0.
+        min_ps: [R] float32; tokens less likely than this share of the likeliest go. 0: none.
+
+    Returns:
+        [R, V] float32, 0 for the best token and below for others, -inf for removed ones. The
+        best is subtracted first, so that no temperature, however small, overflows.
+    """
+    scores = logits - logits.amax(dim=-1, keepdim=True)
+    scores /= temperatures.clamp(min=_MIN_TEMPERATURE)[:, None]
+    # p / p_best is exp of the score, so that no softmax is needed.
+    floors = torch.log(min_ps)
+    return scores.masked_fill_(scores < floors[:, None], NEGATIVE_INFINITY)
+
+
+def largest(values: Tensor, count: int, *, unordered: float | None = None) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row in falling order, the lower id first among equals.
+
+    Args:
+        values: [R, V], no NaN.
+        count: at least 1; cut to V.
+        unordered: a value whose ties the caller does not care about, which saves sorting.
+
+    Returns:
+        Values [R, count] and int64 ids [R, count].
+    """
+    vocab_size = values.shape[-1]
+    if count >= vocab_size:
+        sorted_values, order = values.sort(dim=-1, descending=True, stable=True)
+        return sorted_values, order
+    # One more than asked for shows whether a tie crosses the cut; torch.topk then chose among
+    # equals as it pleased, and only a stable sort of that row is exact.
+    top, ids = values.topk(count + 1, dim=-1)
+    ids, by_id = ids.sort(dim=-1)
+    top, by_value = top.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, by_value)
+    tied = top[:, count] == top[:, count - 1]
+    if unordered is not None:
+        tied &= top[:, count] != unordered
+    crossing = tied.nonzero().flatten()
+    if crossing.numel():
+        exact, order = values[crossing].sort(dim=-1, descending=True, stable=True)
+        top[crossing] = exact[:, : count + 1]
+        ids[crossing] = order[:, : count + 1]
+    return top[:, :count], ids[:, :count]
+
+
+def sample_all(scores: Tensor, keys: RandomKeys) -> Tensor:
+    """Gumbel-max over all tokens of each row.
+
+    Args:
+        scores: [R, V] float32 from `scale_by_temperature`.
+        keys: of the R rows.
+
+    Returns:
+        int64 [R] token ids.
+    """
+    rows_at_once = max(1, _CHUNK_ELEMENTS // scores.shape[-1])
+    chosen = []
+    for start in range(0, scores.shape[0], rows_at_once):
+        part = slice(start, start + rows_at_once)
+        noise = _noise_of_all(
+            scores.shape[-1], keys.seeds[part], keys.sequence_indexes[part], keys.positions[part]
+        )
+        chosen.append(noise.add_(scores[part]).argmax(dim=-1))
+    return torch.cat(chosen)
+
+
+def sample_filtered(scores: Tensor, keys: RandomKeys, top_ks: Tensor, top_ps: Tensor) -> Tensor:
+    """Gumbel-max over each row's candidates after top_k, then top_p.
+
+    top_p keeps the smallest number of likeliest tokens whose probabilities, renormalised after
+    min_p and top_k, add up to it. Noise is drawn for the candidates only.
+
+    Args:
+        scores: [R, V] float32 from `scale_by_temperature`.
+        keys: of the R rows.
+        top_ks: int64 [R]; V or more keeps all.
+        top_ps: float64 [R]; 1 keeps all.
+
+    Returns:
+        int64 [R] token ids.
+    """
+    vocab_size = scores.shape[-1]
+    chosen = torch.empty(scores.shape[0], dtype=torch.int64, device=scores.device)
+    totals = _probability_totals(scores, top_ks)
+    pending = torch.arange(scores.shape[0], device=scores.device)
+    for width in (*_CANDIDATE_WIDTHS, vocab_size):
+        width = min(width, vocab_size)
+        values, ids = largest(scores[pending], width, unordered=NEGATIVE_INFINITY)
+        kept, exact = _cut(values, top_ks[pending], top_ps[pending], totals[pending], vocab_size)
+        done = exact.nonzero().flatten()
+        if done.numel():
+            rows = pending[done]
+            chosen[rows] = _choose(values[done], ids[done], kept[done], keys.select(rows))
+        pending = pending[(~exact).nonzero().flatten()]
+        if not pending.numel():
+            break
+    return chosen
+
+
+def raw_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log probabilities by the logits as they are: before temperature, penalties and filters.
+
+    Args:
+        logits: [N, V] float32.
+        token_ids: int64 [N], the token at each position.
+        num_top: likeliest tokens to name as well.
+
+    Returns:
+        logprobs [N] and ranks int64 [N] (1 = likeliest) of `token_ids`, logprobs [N, num_top] and
+        ids int64 [N, num_top] of the likeliest in falling order.
+    """
+    rows_at_once = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
+    parts = [
+        _raw_logprobs(
+            logits[start : start + rows_at_once], token_ids[start : start + rows_at_once], num_top
+        )
+        for start in range(0, logits.shape[0], rows_at_once)
+    ]
+    logprobs, ranks, top_logprobs, top_ids = (
+        torch.cat(column) for column in zip(*parts, strict=True)
+    )
+    return logprobs, ranks, top_logprobs, top_ids
+
+
+def _raw_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    index = token_ids[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    own = logits.gather(-1, index)
+    earlier = torch.arange(logits.shape[-1], device=logits.device) < index
+    better = (logits > own) | ((logits == own) & earlier)
+    _, top_ids = largest(logits, num_top) if num_top else (None, index[:, :0])
+    return (
+        logprobs.gather(-1, index)[:, 0],
+        better.sum(dim=-1) + 1,
+        logprobs.gather(-1, top_ids),
+        top_ids,
+    )
+
+
+def _noise_of_all(
+    vocab_size: int, seeds: Tensor, sequence_indexes: Tensor, positions: Tensor
+) -> Tensor:
+    """Noise float64 [R, vocab_size]; each evaluation of the generator serves four tokens."""
+    groups = torch.arange((vocab_size + 3) // 4, device=seeds.device)[None, :]
+    words = philox4x32(
+        (
+            groups,
+            (positions & _MASK32)[:, None],
+            sequence_indexes[:, None],
+            torch.zeros_like(groups),
+        ),
+        ((seeds & _MASK32)[:, None], ((seeds >> 32) & _MASK32)[:, None]),
+    )
+    uniform = torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
+    uniform = ((uniform >> 8).double() + 0.5) * 2.0**-24
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _probability_totals(scores: Tensor, top_ks: Tensor) -> Tensor:
+    """float64 [R]: what exp(score) of the row adds up to; 0 where top_k makes it needless."""
+    totals = torch.zeros(scores.shape[0], dtype=torch.float64, device=scores.device)
+    whole = (top_ks >= scores.shape[-1]).nonzero().flatten()
+    if whole.numel():
+        totals[whole] = scores[whole].exp_().sum(dim=-1, dtype=torch.float64)
+    return totals
+
+
+def _cut(
+    values: Tensor, top_ks: Tensor, top_ps: Tensor, totals: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Which of a row's W likeliest tokens stay, and whether W were enough to know.
+
+    Returns:
+        bool [R, W], and bool [R].
+    """
+    width = values.shape[-1]
+    columns = torch.arange(width, device=values.device)[None, :]
+    within_k = columns < top_ks[:, None]
+    mass = values.double().exp() * within_k
+    cumulative = mass.cumsum(dim=-1)
+    totals = torch.where(top_ks < vocab_size, cumulative[:, -1], totals)
+    # A token stays while those before it have not reached top_p.
+    before = torch.nn.functional.pad(cumulative[:, :-1], (1, 0))
+    reached = before >= (top_ps * totals)[:, None]
+    # Rounding must not drop a tail when everything is wanted, nor ever the best token.
+    reached &= (top_ps < 1.0)[:, None] & (columns > 0)
+    kept = within_k & ~reached & (values > NEGATIVE_INFINITY)
+    exact = (top_ks <= width) | reached[:, -1] | (values[:, -1] == NEGATIVE_INFINITY)
+    if width >= vocab_size:
+        exact = torch.ones_like(exact)
+    return kept, exact & ((top_ks >= vocab_size) | (top_ks <= width))
+
+
+def _choose(values: Tensor, ids: Tensor, kept: Tensor, keys: RandomKeys) -> Tensor:
+    noise = gumbel_noise(
+        keys.seeds[:, None], keys.sequence_indexes[:, None], keys.positions[:, None], ids
+    )
+    perturbed = (noise + values).masked_fill_(~kept, NEGATIVE_INFINITY)
+    # Equal sums are decided by the lower id, as an argmax over the whole vocabulary would.
+    best = perturbed.amax(dim=-1, keepdim=True)
+    return torch.where(perturbed == best, ids, torch.iinfo(torch.int64).max).amin(dim=-1)
