@@ -1,0 +1,83 @@
+"""The files that make a model's tokenizer, as every frontend of this engine gets them.
+
+A Hugging Face folder is passed on as it is. A GGUF file's metadata is turned into the same files, and
+so are GPT-2's `vocab.json` and `merges.txt`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagewire.errors import InvalidArgumentError
+from pagewire_engine.gguf_metadata import read_gguf_metadata
+from pagewire_engine.gguf_tokenizer import tokenizer_files_from_gguf
+from pagewire_engine.gpt2_tokenizer import tokenizer_json_from_vocab_and_merges
+
+_PASSED_ON = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+_TEMPLATE_FOLDER = "additional_chat_templates"
+_SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt")
+_TEKKEN = "tekken.json"
+
+
+def load_tokenizer_files(model_dir: Path, gguf: Path | None, *, mode: str) -> dict[str, bytes]:
+    """Collects the tokenizer's files under Hugging Face's names.
+
+    Args:
+        model_dir: folder of the model, or of `--tokenizer`.
+        gguf: the model's GGUF file, where it is one. Its metadata serves when the folder holds no
+            tokenizer.json of its own.
+        mode: "auto", or "fast" to take nothing but a tokenizer.json.
+
+    Raises:
+        InvalidArgumentError: nothing here makes a tokenizer; the message says what would.
+    """
+    files = _read_folder(model_dir)
+    if "tokenizer.json" in files:
+        return files
+    if mode == "fast":
+        raise InvalidArgumentError(
+            "tokenizer",
+            f"{model_dir} has no tokenizer.json, and --tokenizer-mode fast takes nothing else; "
+            "use --tokenizer-mode auto, or name a folder that has one with --tokenizer",
+        )
+    if gguf is not None:
+        converted = tokenizer_files_from_gguf(read_gguf_metadata(gguf), source=str(gguf))
+        return converted | _only(files, "generation_config.json")
+    vocab, merges = model_dir / "vocab.json", model_dir / "merges.txt"
+    if vocab.is_file() and merges.is_file():
+        files["tokenizer.json"] = tokenizer_json_from_vocab_and_merges(vocab, merges, files)
+        return files
+    raise InvalidArgumentError("tokenizer", _what_is_missing(model_dir))
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    files = {name: (folder / name).read_bytes() for name in _PASSED_ON if (folder / name).is_file()}
+    for template in sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja")):
+        files[f"{_TEMPLATE_FOLDER}/{template.name}"] = template.read_bytes()
+    return files
+
+
+def _only(files: dict[str, bytes], name: str) -> dict[str, bytes]:
+    return {name: files[name]} if name in files else {}
+
+
+def _what_is_missing(folder: Path) -> str:
+    slow = [name for name in (*_SLOW_FILES, _TEKKEN) if (folder / name).is_file()]
+    if slow:
+        return (
+            f"{folder} has only {', '.join(slow)}, which needs converting once: "
+            f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained("
+            f"{str(folder)!r}) writes a tokenizer.json; or name another folder with --tokenizer"
+        )
+    return (
+        f"{folder} has no tokenizer.json; name a folder that has one with --tokenizer, or serve "
+        "token ids only with --skip-tokenizer-init"
+    )
