@@ -107,23 +107,32 @@ def variable_name(field: str) -> str:
 
 
 def settings_to_argv(config: BaseModel) -> list[str]:
-    """The flags that give another process these settings; what was never set is left out."""
+    """The flags that give another process these settings; what was never set is left out.
+
+    Secrets are left out too, for every user of the machine can read a command line: see
+    `secrets_to_environment`.
+    """
     arguments: list[str] = []
-    fields = type(config).model_fields
-    for name in fields:
-        if name not in config.model_fields_set:
-            continue
+    for name, field in type(config).model_fields.items():
         value = getattr(config, name)
-        if value is None:
+        if name not in config.model_fields_set or value is None or _is_secret(field):
             continue
-        if _is_bool(fields[name]):
+        if _is_bool(field):
             arguments.append(flag_name(name) if value else "--no-" + flag_name(name)[2:])
         elif isinstance(value, (list, tuple, set, frozenset)):
             arguments.extend(f"{flag_name(name)}={item}" for item in value)
         else:
-            plain = value.get_secret_value() if isinstance(value, SecretStr) else value
-            arguments.append(f"{flag_name(name)}={plain}")
+            arguments.append(f"{flag_name(name)}={value}")
     return arguments
+
+
+def secrets_to_environment(config: BaseModel) -> dict[str, str]:
+    """The variables that give another process the secrets among these settings."""
+    return {
+        variable_name(name): getattr(config, name).get_secret_value()
+        for name, field in type(config).model_fields.items()
+        if _is_secret(field) and getattr(config, name) is not None
+    }
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -239,7 +248,7 @@ def _read_flags(
         known = [option for action in parser._actions for option in action.option_strings]
         first = unknown[0].split("=", 1)[0]
         if first.startswith("-"):
-            raise SettingsError(f"there is no flag {first}{_nearest(first, known)}")
+            raise SettingsError(f"there is no flag {first}{nearest(first, known)}")
         raise SettingsError(f"{first!r} belongs to no flag")
     for name in positional:
         value = flags.pop(f"positional:{name}", None)
@@ -270,14 +279,15 @@ def _read_yaml(config_class: type[BaseModel], path: Path) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in config_class.model_fields:
-            raise SettingsError(f"{path} has an unknown setting `{key}`{_nearest(name, known)}")
+            raise SettingsError(f"{path} has an unknown setting `{key}`{nearest(name, known)}")
         if name in values:
             raise SettingsError(f"{path} has the setting `{name}` twice")
         values[name] = value
     return values
 
 
-def _nearest(word: str, known: Sequence[str]) -> str:
+def nearest(word: str, known: Sequence[str]) -> str:
+    """`; did you mean X?` where a known word is close, else nothing."""
     matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {matches[0]}?" if matches else ""
 

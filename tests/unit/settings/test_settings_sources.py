@@ -11,7 +11,12 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-from pagewire.settings import FlagGroup, parse_settings, settings_to_argv
+from pagewire.settings import (
+    FlagGroup,
+    parse_settings,
+    secrets_to_environment,
+    settings_to_argv,
+)
 
 
 class Settings(BaseModel):
@@ -185,9 +190,10 @@ def test_help_shows_groups_defaults_and_the_other_sources(
 
 def test_settings_travel_to_another_process_as_flags() -> None:
     given = parse("a model", "--no-cache", "--engine=-x", "--engine=y", "--api-key", "k")
-    argv = settings_to_argv(given)
-    assert argv == ["--model=a model", "--no-cache", "--engine=-x", "--engine=y", "--api-key=k"]
-    assert parse(*argv) == given
+    argv, secrets = settings_to_argv(given), secrets_to_environment(given)
+    assert argv == ["--model=a model", "--no-cache", "--engine=-x", "--engine=y"]
+    assert secrets == {"PAGEWIRE_API_KEY": "k"}  # not where `ps` shows it
+    assert parse(*argv, env=secrets) == given
 
 
 def test_help_of_the_engine_needs_half_a_second_and_no_heavy_package() -> None:

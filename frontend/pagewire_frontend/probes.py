@@ -1,0 +1,91 @@
+"""Questions a supervisor asks its children: are you ready, do you make progress?"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire.v1 import engine_pb2, engine_pb2_grpc
+
+PROBE_TIMEOUT_S = 5.0
+INFERENCE_SERVICE = "pagewire.v1.Inference"
+
+# Loopback: no proxy, and no long pauses between attempts while a child is starting.
+_CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+async def http_answers(host: str, port: int, path: str) -> bool:
+    """Whether GET `path` is answered with status 200."""
+
+    def ask() -> bool:
+        connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(ask)
+
+
+class GrpcProbe:
+    """Asks one server over a channel that is kept open."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._open: grpc.aio.Channel | None = None
+        self._progress: tuple[tuple[int, ...], float] = ((), 0.0)
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        if self._open is None:  # made in the loop that uses it
+            self._open = grpc.aio.insecure_channel(self._target, options=_CHANNEL_OPTIONS)
+        return self._open
+
+    async def is_serving(self, service: str = "") -> bool:
+        """Whether grpc.health.v1 says SERVING for `service`."""
+        stub = health_pb2_grpc.HealthStub(self._channel)  # type: ignore[no-untyped-call]  # untyped
+        try:
+            answer = await stub.Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=PROBE_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def engine_stalled_s(self) -> float:
+        """For how many seconds an engine with requests to run has made no step.
+
+        Raises:
+            grpc.aio.AioRpcError: it does not answer at all.
+        """
+        stub = engine_pb2_grpc.EngineStub(self._channel)
+        call = stub.GetStats(engine_pb2.GetStatsRequest(), timeout=PROBE_TIMEOUT_S)
+        stats = await call.read()
+        call.cancel()
+        now = time.monotonic()
+        if not isinstance(stats, engine_pb2.GetStatsResponse):  # the end of the stream
+            return 0.0
+        mark = (stats.epoch, stats.step)
+        busy = stats.num_running + stats.num_waiting + stats.num_swapped > 0
+        if not busy or mark != self._progress[0]:
+            self._progress = (mark, now)
+        return now - self._progress[1]
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        if self._open is not None:
+            await self._open.close(None)
+            self._open = None

@@ -1,0 +1,56 @@
+"""`pagewire serve`: from settings to three running services."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from pydantic import ValidationError
+
+from pagewire.errors import PagewireError
+from pagewire.settings import SettingsError, exit_with_error
+from pagewire_frontend.model_download import smollm2_path
+from pagewire_frontend.serve_plan import make_plan, make_services
+from pagewire_frontend.serve_settings import ServeOnlySettings
+from pagewire_frontend.supervisor import StartFailure, Supervisor
+
+_PROG = "pagewire serve"
+
+
+def serve(settings: ServeOnlySettings) -> int:
+    """Runs until it is told to stop.
+
+    Returns:
+        The exit status: 0 after SIGINT or SIGTERM, else the status of the service that could not
+        be started.
+    """
+    try:
+        plan = make_plan(settings, lambda: str(smollm2_path(_say)))
+    except SettingsError as error:
+        exit_with_error(_PROG, str(error))
+    except ValidationError as error:  # a rule over several settings of one service
+        exit_with_error(_PROG, "\n".join(detail["msg"] for detail in error.errors()))
+    except PagewireError as error:
+        exit_with_error(_PROG, str(error), status=1)
+
+    async def run() -> None:
+        supervisor = Supervisor(
+            make_services(plan),
+            ready_line=plan.ready_line,
+            # Running requests get the frontend's grace period to end.
+            shutdown_timeout_s=plan.frontend.grace_period_s + 5.0,
+        )
+        await supervisor.run()
+
+    try:
+        asyncio.run(run())
+    except StartFailure as failure:
+        _say(f"{_PROG}: error: {failure}")
+        for line in failure.tail[-5:]:
+            _say(f"  {line}")
+        return failure.status if failure.status > 0 else 1
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,72 @@
+"""The settings of `pagewire serve`: those of engine, frontend and chat page together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from pagewire.config import EngineConfig
+from pagewire.settings import FlagGroup
+from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.model_download import MODEL_NAME
+
+# Where the parts find one another is the supervisor's business.
+ENGINE_INTERNALS = frozenset({"model", "host", "port", "stream_endpoint"})
+FRONTEND_INTERNALS = frozenset({"engine"})
+
+
+class ServeOnlySettings(BaseModel):
+    """The settings that belong to `pagewire serve` itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(
+        default=None,
+        description="Model folder, GGUF file, or hub name (org/name). "
+        f"Default: {MODEL_NAME}, downloaded (93 MB) on first use.",
+    )
+    ui_port: int = Field(
+        default=7860, ge=0, le=65535, description="Port of the chat page; 0: no page."
+    )
+    engine_stall_timeout: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds without a step, while requests wait for one, after which the engine "
+        "is killed and started again.",
+    )
+
+
+def _shared_fields() -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for config, internal in (
+        (FrontendConfig, FRONTEND_INTERNALS),
+        (EngineConfig, ENGINE_INTERNALS),
+    ):
+        for name, field in config.model_fields.items():
+            if name not in internal:
+                fields.setdefault(name, (field.annotation, field))
+    return fields
+
+
+ServeSettings: type[ServeOnlySettings] = create_model(
+    "ServeSettings", __base__=ServeOnlySettings, **_shared_fields()
+)
+FLAG_GROUPS = (
+    FlagGroup(
+        "addresses, frontend and chat page",
+        tuple(
+            name
+            for name in ServeSettings.model_fields
+            if name == "ui_port" or name in FrontendConfig.model_fields
+        ),
+    ),
+    FlagGroup(
+        "engine",
+        tuple(
+            name
+            for name in ServeSettings.model_fields
+            if name not in ("ui_port", "model") and name not in FrontendConfig.model_fields
+        ),
+    ),
+)

@@ -1,0 +1,225 @@
+"""The supervisor of `pagewire serve`: starts services, watches them, restarts what breaks.
+
+It knows nothing of models or requests, and imports neither torch nor gradio. What it runs is told
+by `Service`s; `serve_plan` makes the three of pagewire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagewire_frontend.child_process import ChildProcess, describe_end
+
+_START_POLL_S = 0.15
+_WATCH_POLL_S = 3.0
+_FIRST_BACKOFF_S = 0.5
+_LAST_BACKOFF_S = 30.0
+# A child that ran this long had recovered: its next crash starts a new series.
+_SETTLED_S = 60.0
+_MAX_FAILED_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Service:
+    """A program to keep running.
+
+    Attributes:
+        name: how it is called in reports and before each of its lines.
+        command: path and arguments.
+        environment: all of its environment.
+        is_ready: whether it serves; asked after each start until it says yes.
+        stalled_s: since when it makes no progress, in seconds; 0 while it does. An exception
+            means that it did not answer.
+        stall_timeout_s: it is killed and restarted after so long without progress or answer.
+        after: services that must have been ready once before this one is started.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    is_ready: Callable[[], Awaitable[bool]]
+    stalled_s: Callable[[], Awaitable[float]]
+    stall_timeout_s: float
+    after: Sequence[str] = ()
+
+
+class StartFailure(Exception):
+    """A service could not be started at all; a restart would not help."""
+
+    def __init__(self, service: str, status: int, tail: Sequence[str]) -> None:
+        super().__init__(f"{service} {describe_end(status)} before it was ready")
+        self.status = status
+        self.tail = list(tail)
+
+
+@dataclass
+class _State:
+    """What the supervisor remembers of a service."""
+
+    was_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    child: ChildProcess | None = None
+    restarts: int = 0
+    crashed_at: float | None = None
+
+
+class Supervisor:
+    """Runs services until it is told to stop, or one can't be started."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        *,
+        ready_line: str,
+        shutdown_timeout_s: float = 10.0,
+    ) -> None:
+        """
+        Args:
+            services: in the order in which they are started; they are stopped in the reverse.
+            ready_line: printed once when all of them are ready for the first time.
+            shutdown_timeout_s: how long each may take to end before it is killed.
+        """
+        self._services = list(services)
+        self._ready_line = ready_line
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._states = {service.name: _State() for service in services}
+        self._width = max((len(service.name) for service in services), default=0)
+        self._announced = False
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keeps the services running until SIGINT, SIGTERM or SIGHUP, then ends them.
+
+        Raises:
+            StartFailure: a service ended before it was ready; the others were stopped.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        keepers = [asyncio.create_task(self._keep(service)) for service in self._services]
+        stop = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([stop, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            failures = [task.exception() for task in keepers if task.done()]
+            self._stopping.set()
+            await self._stop_children()
+            for failure in failures:
+                if failure is not None:
+                    raise failure
+        finally:
+            for state in self._states.values():
+                if state.child is not None:
+                    state.child.kill()
+            for task in [stop, *keepers]:
+                task.cancel()
+            await asyncio.gather(stop, *keepers, return_exceptions=True)
+
+    def _on_signal(self, number: int) -> None:
+        if self._stopping.is_set():
+            self._report("a second signal: killing what still runs")
+            for state in self._states.values():
+                if state.child is not None:
+                    state.child.kill()
+            return
+        self._report(f"{signal.Signals(number).name}: shutting down")
+        self._stopping.set()
+
+    async def _keep(self, service: Service) -> None:
+        """Starts a service, and starts it again whenever it ends, until the supervisor stops."""
+        state = self._states[service.name]
+        for name in service.after:
+            await self._states[name].was_ready.wait()
+        failures = 0
+        while not self._stopping.is_set():
+            started_at = time.monotonic()
+            child = state.child = await ChildProcess.start(
+                service.command, service.environment, self._writer(service.name)
+            )
+            watch = asyncio.create_task(self._watch(service, child))
+            try:
+                status = await child.wait()
+            finally:
+                watch.cancel()
+            if self._stopping.is_set():
+                return
+            if not state.was_ready.is_set() and (status >= 0 or failures + 1 >= _MAX_FAILED_STARTS):
+                raise StartFailure(service.name, status, child.tail)
+            state.crashed_at = time.monotonic()
+            failures = 0 if state.crashed_at - started_at > _SETTLED_S else failures
+            await self._pause(service.name, child, status, failures)
+            failures += 1
+            state.restarts += 1
+
+    async def _pause(self, name: str, child: ChildProcess, status: int, failures: int) -> None:
+        """Reports a crash and waits before the restart, longer after each failure in a row."""
+        delay = min(_FIRST_BACKOFF_S * 2**failures, _LAST_BACKOFF_S)
+        self._report(f"{name} (pid {child.pid}) {describe_end(status)}; restart in {delay:g} s")
+        for line in list(child.tail)[-5:]:
+            self._report(f"  its last words: {line}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay)
+
+    async def _watch(self, service: Service, child: ChildProcess) -> None:
+        """Announces that a child is ready, then kills it if it is stuck."""
+        state = self._states[service.name]
+        while not await service.is_ready():  # noqa: ASYNC110  # another process: nothing to wait on
+            await asyncio.sleep(_START_POLL_S)
+        state.was_ready.set()
+        if state.crashed_at is not None:
+            lapse = time.monotonic() - state.crashed_at
+            self._report(f"{service.name} is ready again after {lapse:.1f} s")
+            state.crashed_at = None
+        self._announce()
+        silent_polls, answered_at = 0, time.monotonic()
+        while True:
+            await asyncio.sleep(_WATCH_POLL_S)
+            try:
+                stalled_s = await service.stalled_s()
+                silent_polls, answered_at = 0, time.monotonic()
+            except Exception:
+                # Not by the clock alone: after a suspended laptop wakes, all were silent for long.
+                silent_polls += 1
+                stalled_s = time.monotonic() - answered_at if silent_polls >= 3 else 0.0
+            if stalled_s > service.stall_timeout_s:
+                self._report(f"{service.name} is stuck since {stalled_s:.0f} s: killing it")
+                child.kill()
+                return
+
+    def _announce(self) -> None:
+        if not self._announced and all(s.was_ready.is_set() for s in self._states.values()):
+            self._announced = True
+            _print(self._ready_line, sys.stdout)
+
+    async def _stop_children(self) -> None:
+        """Ends the children one after the other, those that lean on others first."""
+        for service in reversed(self._services):
+            child = self._states[service.name].child
+            if child is None:
+                continue
+            child.terminate()
+            try:
+                await asyncio.wait_for(child.wait(), self._shutdown_timeout_s)
+            except TimeoutError:
+                self._report(f"{service.name} did not end in {self._shutdown_timeout_s:g} s: kill")
+                child.kill()
+                await child.wait()
+
+    def _writer(self, name: str) -> Callable[[str, bool], None]:
+        def write(line: str, is_error: bool) -> None:
+            _print(f"{name:<{self._width}} | {line}", sys.stderr if is_error else sys.stdout)
+
+        return write
+
+    def _report(self, text: str) -> None:
+        _print(f"pagewire: {text}", sys.stderr)
+
+
+def _print(line: str, stream: object) -> None:
+    # Whoever read our output may have gone: no reason to stop serving.
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=stream, flush=True)  # type: ignore[call-overload]  # sys.stdout's own type
