@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import functools
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -35,19 +38,23 @@ class ChildProcess:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, write_line: Callable[[str, bool], None]
+        self,
+        process: subprocess.Popen[bytes],
+        outputs: Sequence[tuple[asyncio.StreamReader, asyncio.ReadTransport]],
+        write_line: Callable[[str, bool], None],
     ) -> None:
         self._process = process
         self._write_line = write_line
         self._reaped = False
         self.pid = process.pid
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        assert process.stdout is not None
-        assert process.stderr is not None
         self._pumps = [
-            asyncio.create_task(self._pump(process.stdout, is_error=False)),
-            asyncio.create_task(self._pump(process.stderr, is_error=True)),
+            asyncio.create_task(self._pump(stream, is_error=index == 1))
+            for index, (stream, _) in enumerate(outputs)
         ]
+        self._pipes = [pipe for _, pipe in outputs]
+        self._ended = asyncio.get_running_loop().create_future()
+        threading.Thread(target=self._await_end, args=[self._ended.get_loop()], daemon=True).start()
 
     @classmethod
     async def start(
@@ -65,32 +72,48 @@ class ChildProcess:
             environment: all of its environment.
             write_line: called with each line it writes, and whether to standard error.
         """
-        guarded = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
-        process = await asyncio.create_subprocess_exec(
-            *guarded,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        # Not asyncio's own subprocess: its wait() lasts until the pipes are closed, and a worker
+        # that a crashed engine leaves behind holds them open.
+        process = subprocess.Popen(  # noqa: ASYNC220  # a fork and an exec: they don't block
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=dict(environment),
             start_new_session=True,
         )
-        return cls(process, write_line)
+        loop = asyncio.get_running_loop()
+        outputs: list[tuple[asyncio.StreamReader, asyncio.ReadTransport]] = []
+        for pipe in (process.stdout, process.stderr):
+            stream = asyncio.StreamReader()
+            transport, _ = await loop.connect_read_pipe(
+                functools.partial(asyncio.StreamReaderProtocol, stream), pipe
+            )
+            outputs.append((stream, transport))
+        return cls(process, outputs, write_line)
+
+    def _await_end(self, loop: asyncio.AbstractEventLoop) -> None:
+        status = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended first
+            loop.call_soon_threadsafe(self._ended.set_result, status)
 
     async def wait(self) -> int:
         """Waits for its end; the exit status, or minus the signal that killed it."""
-        status = await self._process.wait()
+        status: int = await asyncio.shield(self._ended)
         self.kill()  # what it started itself and left behind
         self._reaped = True
-        # A grandchild in another session might keep the pipes open.
+        # What it wrote last is worth reading, but a grandchild in another session might keep the
+        # pipes open.
         await asyncio.wait(self._pumps, timeout=1.0)
         for pump in self._pumps:
             pump.cancel()
+        for pipe in self._pipes:
+            pipe.close()
         return status
 
     def terminate(self) -> None:
         """Asks it to end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)  # which checks that it still runs
 
     def kill(self) -> None:
         """Kills it and everything in its process group."""
