@@ -1,0 +1,148 @@
+"""The `cpu` backend: C++ kernels, built by `python -m pagewire_kernels.build`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from pagewire_kernels.attention import AttentionMetadata, BackendUnavailableError
+from pagewire_kernels.build import library_path
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int64
+_SIGNATURES = {
+    "pagewire_paged_attention": (
+        [ctypes.c_int32] + [_POINTER] * 7 + [_INT] * 9 + [ctypes.c_float, _INT]
+    ),
+    "pagewire_write_kv": [_POINTER] * 5 + [_INT] * 4,
+}
+
+
+class CpuAttention:
+    """Paged attention and cache writes in C++, on float32, bfloat16 or float16 tensors."""
+
+    name = "cpu"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._paged_attention = library.pagewire_paged_attention
+        self._write_kv = library.pagewire_write_kv
+
+    def write_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        item = key.element_size()
+        self._write_kv(
+            key.data_ptr(),
+            value.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            slot_mapping.data_ptr(),
+            key.shape[0],
+            key.stride(0) * item,
+            value.stride(0) * item,
+            key.shape[1] * key.shape[2] * item,
+        )
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> torch.Tensor:
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        _, num_heads, head_dim = query.shape
+        _, block_size, num_kv_heads, _ = key_cache.shape
+        _check(query, key_cache, value_cache)
+        self._paged_attention(
+            _DTYPES[query.dtype],
+            query.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            output.data_ptr(),
+            metadata.query_start_locations.data_ptr(),
+            metadata.context_lengths.data_ptr(),
+            metadata.block_tables.data_ptr(),
+            metadata.context_lengths.shape[0],
+            metadata.num_decodes,
+            query.stride(0),
+            metadata.block_tables.stride(0),
+            block_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            sliding_window or 0,
+            scale,
+            torch.get_num_threads(),
+        )
+        return output
+
+
+def load_backend(device: torch.device) -> CpuAttention:
+    """The C++ backend.
+
+    Raises:
+        BackendUnavailableError: not a CPU device, or the kernels were not built.
+    """
+    if device.type != "cpu":
+        raise BackendUnavailableError(
+            f"attention backend 'cpu' runs on CPU tensors, not on {device}; "
+            "use --attention-backend torch, or --device cpu"
+        )
+    return CpuAttention(load_library())
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """The built library.
+
+    Raises:
+        BackendUnavailableError: it was not built for these sources and this processor.
+    """
+    path = library_path()
+    if not path.exists():
+        raise BackendUnavailableError(
+            "the C++ kernels are not built on this machine; run `python -m pagewire_kernels.build` "
+            "(it takes some seconds and needs g++ or clang++), or use --attention-backend torch"
+        )
+    # torch is imported above, so its OpenMP runtime is in the process already and the library
+    # binds to that: one thread pool serves both.
+    library = ctypes.CDLL(str(path))
+    for name, signature in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = signature
+        function.restype = None
+    return library
+
+
+def _check(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    """The C++ side trusts its pointers: what it can't read is refused here.
+
+    Raises:
+        ValueError: dtype, head size or memory layout that the kernels do not read.
+    """
+    head_dim = query.shape[2]
+    if query.dtype not in _DTYPES or not query.dtype == key_cache.dtype == value_cache.dtype:
+        raise ValueError(
+            f"the cpu attention backend reads float32, bfloat16 and float16, the same for query "
+            f"and cache, not {query.dtype}, {key_cache.dtype} and {value_cache.dtype}"
+        )
+    if head_dim % 8:
+        raise ValueError(
+            f"the cpu attention backend needs a head size divisible by 8, not {head_dim}; "
+            "use --attention-backend torch"
+        )
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise ValueError("the cpu attention backend reads contiguous caches only")
+    if query.stride()[1:] != (head_dim, 1):
+        raise ValueError("the last two dimensions of the query must be contiguous")

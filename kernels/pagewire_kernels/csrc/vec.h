@@ -1,0 +1,168 @@
+// Vectors of W floats by the compiler's vector extension: the same code becomes AVX2, AVX-512 or
+// NEON by -march=native.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace pagewire {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+#else
+constexpr int kWidth = 8;
+#endif
+
+// Element types of caches and queries, as the Python side numbers them.
+enum class DType : int32_t { kFloat = 0, kBFloat16 = 1, kHalf = 2 };
+struct bfloat16 {
+  uint16_t bits;
+};
+struct half {
+  uint16_t bits;
+};
+
+// Vectors at any address: rows of a cache are aligned to their elements only.
+template <int W>
+struct Vec {
+  typedef float Float __attribute__((vector_size(W * 4)));
+  typedef float FloatAt __attribute__((vector_size(W * 4), aligned(4), may_alias));
+  typedef int32_t Int __attribute__((vector_size(W * 4)));
+  typedef uint32_t UInt __attribute__((vector_size(W * 4)));
+  typedef uint16_t Short __attribute__((vector_size(W * 2)));
+  typedef uint16_t ShortAt __attribute__((vector_size(W * 2), aligned(2), may_alias));
+};
+
+template <int W>
+using FloatV = typename Vec<W>::Float;
+
+template <int W>
+inline FloatV<W> broadcast(float x) {
+  return x - FloatV<W>{};
+}
+
+template <int W>
+inline FloatV<W> load(const float* p) {
+  return *reinterpret_cast<const typename Vec<W>::FloatAt*>(p);
+}
+
+template <int W>
+inline FloatV<W> load(const bfloat16* p) {
+  typename Vec<W>::Short bits = *reinterpret_cast<const typename Vec<W>::ShortAt*>(p);
+  typename Vec<W>::UInt wide = __builtin_convertvector(bits, typename Vec<W>::UInt) << 16;
+  return (FloatV<W>)wide;
+}
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bfloat16 x) {
+  uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+inline float to_float(half x) {
+#if defined(__F16C__)
+  return _cvtsh_ss(x.bits);
+#else
+  // Shifting the exponent into place leaves a power of two to make good; subnormals come out
+  // exact, infinity and NaN are set apart.
+  uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
+  uint32_t rest = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
+  if (rest >= (0x7c00u << 13)) {
+    rest |= 0x7f800000u;
+  } else {
+    float scaled;
+    std::memcpy(&scaled, &rest, 4);
+    scaled *= 0x1p112f;
+    std::memcpy(&rest, &scaled, 4);
+  }
+  uint32_t bits = sign | rest;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+#endif
+}
+
+template <int W>
+inline FloatV<W> load(const half* p) {
+#if defined(__F16C__)
+  if constexpr (W == 8) {
+    return (FloatV<W>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+#endif
+#if defined(__AVX512F__)
+  if constexpr (W == 16) {
+    return (FloatV<W>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+#endif
+  FloatV<W> result;
+  for (int i = 0; i < W; ++i) result[i] = to_float(p[i]);
+  return result;
+}
+
+template <int W>
+inline void store(float* p, FloatV<W> x) {
+  *reinterpret_cast<typename Vec<W>::FloatAt*>(p) = x;
+}
+
+inline void store_scalar(float* p, float x) { *p = x; }
+
+inline void store_scalar(bfloat16* p, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) {
+    p->bits = 0x7fc0;
+  } else {
+    p->bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  }
+}
+
+inline void store_scalar(half* p, float x) {
+#if defined(__F16C__)
+  p->bits = static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  _Float16 narrow = static_cast<_Float16>(x);
+  std::memcpy(&p->bits, &narrow, 2);
+#endif
+}
+
+template <int W>
+inline float horizontal_sum(FloatV<W> x) {
+  // In halves, so that the order of additions is the same in every compilation.
+  float lanes[W];
+  store<W>(lanes, x);
+  for (int step = W / 2; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
+  }
+  return lanes[0];
+}
+
+// exp for x <= 0 within 2 units in the last place; 0 below -87. Cephes' expf polynomial.
+template <int W>
+inline FloatV<W> exp_negative(FloatV<W> x) {
+  using Int = typename Vec<W>::Int;
+  const Int below = x < broadcast<W>(-87.0f);
+  x = below ? broadcast<W>(-87.0f) : x;
+  FloatV<W> scaled = x * 1.44269504088896341f;
+  // Rounds to the nearest whole number: truncation after moving away from zero by a half.
+  Int whole = __builtin_convertvector(scaled - 0.5f, Int);
+  FloatV<W> n = __builtin_convertvector(whole, FloatV<W>);
+  FloatV<W> r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  FloatV<W> y = broadcast<W>(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  FloatV<W> power = (FloatV<W>)((whole + 127) << 23);
+  return below ? FloatV<W>{} : y * power;
+}
+
+}  // namespace pagewire
