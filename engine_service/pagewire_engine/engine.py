@@ -1,0 +1,327 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+A step reads top-down in `Engine.step`. Nothing here knows of threads, sockets or tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from pagewire.errors import AlreadyExistsError, InternalError, InvalidArgumentError, PagewireError
+from pagewire.outputs import FinishReason
+from pagewire_engine.executor.base import Executor
+from pagewire_engine.outputs import (
+    PromptLogprobsOutput,
+    RequestFailure,
+    SequenceOutput,
+    StepOutputs,
+)
+from pagewire_engine.request import Request, Sequence
+from pagewire_engine.scheduler import Schedule, Scheduler, SchedulerSettings
+from pagewire_engine.stats import EngineCounters, EngineStats
+from pagewire_engine.step import PromptLogprobsChunk, SampledToken, StepResult
+from pagewire_engine.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests to their end. Not thread-safe: one thread calls it (see EngineLoop).
+
+    Args:
+        executor: runs the steps.
+        eos_token_ids: the model's end-of-sequence ids.
+        settings: the scheduler's limits.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        eos_token_ids: Collection[int],
+        settings: SchedulerSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.scheduler = Scheduler(settings)
+        self._executor = executor
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self._arrivals = itertools.count()
+        self._num_sequences = 0
+        self._seeds = itertools.count()
+        self._counters = EngineCounters()
+        self._outputs = StepOutputs(step=1)
+
+    # -- requests come and go ----------------------------------------------------------------
+
+    def add(self, submission: Submission) -> None:
+        """Takes a request on. One that can never run here fails in the next step's outputs.
+
+        Raises:
+            AlreadyExistsError: a live request has this id.
+        """
+        if submission.request_id in self._requests:
+            raise AlreadyExistsError(
+                f"a live request has the id {submission.request_id!r}", field="request_id"
+            )
+        try:
+            request = self._new_request(submission)
+            if request.live:
+                self.scheduler.add(request)
+        except PagewireError as error:
+            self._outputs.failures.append(RequestFailure(submission.request_id, error))
+            self._counters.num_requests_failed += 1
+            return
+        for sequence in request.sequences:
+            if sequence.finish_reason is not None:
+                self._tell_end(sequence)
+        if not request.live:
+            self._counters.num_requests_finished += 1
+            return
+        self._requests[request.request_id] = request
+        self._sequences.update((sequence.sequence_id, sequence) for sequence in request.live)
+
+    def abort(
+        self,
+        request_id: str,
+        sequence_index: int | None = None,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> None:
+        """Ends a request, or one of its sequences. Unknown ids are no error."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        for sequence in list(request.live):
+            if sequence_index is None or sequence.index == sequence_index:
+                self._end(sequence, reason)
+                self._tell_end(sequence)
+
+    def fail_all(self, error: PagewireError) -> int:
+        """Fails every live request; returns how many there were."""
+        requests = list(self._requests.values())
+        for request in requests:
+            self._fail(request, error)
+        return len(requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the request is live."""
+        return request_id in self._requests
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute or to tell."""
+        scheduler = self.scheduler
+        return bool(scheduler.running or scheduler.waiting or scheduler.swapped or self._outputs)
+
+    def stats(self) -> EngineStats:
+        """A snapshot. Safe from any thread: each figure is read at once, not all at the same
+        time."""
+        counters, scheduler, blocks = self._counters, self.scheduler, self.scheduler.blocks
+        return EngineStats(
+            step=counters.step,
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running),
+            num_swapped=len(scheduler.swapped),
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            num_cached_blocks=blocks.num_cached_blocks,
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_generation_tokens=counters.num_generation_tokens,
+            num_requests_finished=counters.num_requests_finished,
+            num_requests_failed=counters.num_requests_failed,
+            step_prefill_tokens=counters.step_prefill_tokens,
+            step_decode_tokens=counters.step_decode_tokens,
+            step_time_s=counters.step_time_s,
+            num_prefill_chunks=counters.num_prefill_chunks,
+        )
+
+    def _new_request(self, submission: Submission) -> Request:
+        if not submission.prompt_token_ids:
+            raise InvalidArgumentError("prompt_token_ids", "the prompt has no tokens")
+        params = submission.sampling_params
+        first_sequence_id = self._num_sequences
+        self._num_sequences += params.n
+        return Request(
+            submission,
+            seed=self._draw_seed(submission.request_id) if params.seed is None else params.seed,
+            arrival_number=next(self._arrivals),
+            first_sequence_id=first_sequence_id,
+            max_model_len=self.settings.max_model_len,
+            eos_token_ids=self._eos_token_ids,
+            now=self._clock(),
+        )
+
+    def _draw_seed(self, request_id: str) -> int:
+        """A seed for a request that came without one, the same in every run."""
+        counted = f"{next(self._seeds)}:{request_id}".encode()
+        return int.from_bytes(hashlib.blake2b(counted, digest_size=8).digest(), "big") >> 1
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def step(self) -> StepOutputs:
+        """Schedules, executes and applies one step; tells what it produced, and what ended since
+        the last one."""
+        started = self._clock()
+        self._counters.step += 1
+        schedule = self.scheduler.schedule(self._counters.step)
+        for request, error in schedule.failures:
+            self._fail(request, error)
+        if schedule.plan.scheduled:
+            result = self._execute(schedule)
+            self._apply(schedule, result)
+        self._count_step(schedule, started)
+        return self.take_outputs()
+
+    def take_outputs(self) -> StepOutputs:
+        """What there is to tell, told once."""
+        outputs, self._outputs = self._outputs, StepOutputs(step=self._counters.step + 1)
+        return outputs
+
+    def _execute(self, schedule: Schedule) -> StepResult:
+        """Executes the plan. If that raises, each request is tried alone, so that only those at
+        fault fail."""
+        try:
+            return self._executor.execute(schedule.plan)
+        except Exception:
+            logger.exception("Step %d failed; its requests are tried alone.", schedule.plan.step)
+        merged = StepResult(schedule.plan.step, sampled=[])
+        for request, plan in schedule.split():
+            try:
+                result = self._executor.execute(plan)
+            except Exception as error:
+                logger.exception("Request %s failed.", request.request_id)
+                self._fail(request, InternalError(f"the model failed on this request: {error!r}"))
+                continue
+            merged.sampled.extend(result.sampled)
+            merged.prompt_logprobs.extend(result.prompt_logprobs)
+            merged.failed.extend(result.failed)
+        return merged
+
+    def _apply(self, schedule: Schedule, result: StepResult) -> None:
+        """Books what a step computed: tokens in the cache, prompt log probabilities, new tokens."""
+        for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
+            sequence.num_computed_tokens += entry.num_tokens
+        for sequence_id, why in result.failed:
+            if sequence_id in self._sequences:
+                request = self._sequences[sequence_id].request
+                self._fail(request, InternalError(f"the model failed on this request: {why}"))
+        for sequence in schedule.prefills:
+            self.scheduler.share_prompt(sequence)
+        for chunk in result.prompt_logprobs:
+            self._tell_prompt_logprobs(chunk)
+        now = self._clock()
+        for token in result.sampled:
+            self._append_token(token, now)
+
+    def _count_step(self, schedule: Schedule, started: float) -> None:
+        counters = self._counters
+        for sequence in schedule.prefills:
+            clock = sequence.request.clock
+            if clock.first_scheduled is None:
+                clock.first_scheduled = started
+        prefills = schedule.plan.scheduled[schedule.num_decodes :]
+        counters.num_prefill_chunks += len(prefills)
+        counters.step_prefill_tokens = sum(entry.num_tokens for entry in prefills)
+        counters.step_decode_tokens = schedule.num_decodes
+        counters.step_time_s = self._clock() - started
+
+    # -- what is booked and told -------------------------------------------------------------
+
+    def _append_token(self, sampled: SampledToken, now: float) -> None:
+        sequence = self._sequences.get(sampled.sequence_id)
+        if sequence is None:
+            return  # its request failed in this step
+        request = sequence.request
+        if request.clock.first_token is None:
+            request.clock.first_token = now
+            self._counters.num_prompt_tokens += request.num_prompt_tokens
+        self._counters.num_generation_tokens += 1
+        start = len(sequence.output_token_ids)
+        sequence.output_token_ids.append(sampled.token_id)
+        logprobs = None
+        if sampled.logprobs is not None:
+            logprobs = [sampled.logprobs]
+            sequence.cumulative_logprob += sampled.logprob
+        reason, sequence.stop_token_id = request.stop_reason(sequence)
+        times = None
+        if reason is not None:
+            self._end(sequence, reason)
+            times = request.clock.times(now, request.num_preemptions)
+        self._outputs.sequences.append(
+            SequenceOutput(
+                request_id=request.request_id,
+                sequence_index=sequence.index,
+                start=start,
+                token_ids=[sampled.token_id],
+                logprobs=logprobs,
+                finish_reason=reason,
+                stop_token_id=sequence.stop_token_id,
+                num_tokens=start + 1,
+                cumulative_logprob=sequence.cumulative_logprob,
+                times=times,
+            )
+        )
+
+    def _tell_prompt_logprobs(self, chunk: PromptLogprobsChunk) -> None:
+        """Passes on what is new: a preempted request's prompt is computed, but told, once."""
+        sequence = self._sequences.get(chunk.sequence_id)
+        if sequence is None:
+            return
+        request = sequence.request
+        start = request.num_prompt_logprobs + 1
+        positions = chunk.positions[start - chunk.start :]
+        if not positions:
+            return
+        request.num_prompt_logprobs += len(positions)
+        self._outputs.prompt_logprobs.append(
+            PromptLogprobsOutput(request.request_id, start, positions)
+        )
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        request = sequence.request
+        sequence.finish_reason = reason
+        self.scheduler.finish_sequence(sequence)
+        del self._sequences[sequence.sequence_id]
+        if not request.live:
+            del self._requests[request.request_id]
+            self._counters.num_requests_finished += 1
+
+    def _tell_end(self, sequence: Sequence) -> None:
+        """Tells of an end that no new token came with."""
+        request = sequence.request
+        num_tokens = len(sequence.output_token_ids)
+        self._outputs.sequences.append(
+            SequenceOutput(
+                request_id=request.request_id,
+                sequence_index=sequence.index,
+                start=num_tokens,
+                token_ids=[],
+                finish_reason=sequence.finish_reason,
+                stop_token_id=sequence.stop_token_id,
+                num_tokens=num_tokens,
+                cumulative_logprob=sequence.cumulative_logprob,
+                times=request.clock.times(self._clock(), request.num_preemptions),
+            )
+        )
+
+    def _fail(self, request: Request, error: PagewireError) -> None:
+        """Ends a whole request with an error. A request fails once."""
+        if self._requests.get(request.request_id) is not request:
+            return
+        self.scheduler.remove(request)
+        for sequence in request.live:
+            sequence.finish_reason = FinishReason.ERROR
+            del self._sequences[sequence.sequence_id]
+        request.live.clear()
+        del self._requests[request.request_id]
+        self._outputs.failures.append(RequestFailure(request.request_id, error))
+        self._counters.num_requests_failed += 1

@@ -1,0 +1,207 @@
+"""The engine's thread: drain the inbox, step, publish."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagewire.errors import (
+    AlreadyExistsError,
+    InternalError,
+    PagewireError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from pagewire.outputs import FinishReason
+from pagewire_engine.engine import Engine
+from pagewire_engine.outputs import StepOutputs
+from pagewire_engine.stats import EngineStats
+from pagewire_engine.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProgress:
+    """What heartbeats carry, so that a stuck loop is told from a slow or an idle one.
+
+    Attributes:
+        step: the step the loop is in, or the last one it finished.
+        age_s: seconds since that step began or ended.
+        busy: whether a step is being computed.
+    """
+
+    step: int
+    age_s: float
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+    sequence_index: int | None
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class _FailAll:
+    error: PagewireError
+    done: Callable[[int], None]
+
+
+class EngineLoop:
+    """Runs an engine on a thread of its own. Every public method may be called from any thread.
+
+    Callers only touch the inbox, under a lock that the loop holds no longer than it takes to hand
+    the inbox's requests to the engine: neither waits for a step.
+
+    Args:
+        engine: used by the loop's thread alone from `start()` on.
+        publish: called on the loop's thread with what a step has to tell.
+    """
+
+    def __init__(self, engine: Engine, publish: Callable[[StepOutputs], None]) -> None:
+        self._engine = engine
+        self._publish = publish
+        self._wake = threading.Condition()
+        self._inbox: list[Submission | _Abort | _FailAll] = []
+        # Whether an id will be live once the inbox is emptied, where that differs from now.
+        self._inbox_ids: dict[str, bool] = {}
+        self._num_submitted = 0
+        self._draining = False
+        self._stopping = False
+        self._idle = True
+        self._progress = (0, time.monotonic(), False)
+        self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step it is in. Requests that are left are told nothing: to
+        their frontends the engine is gone, and they go on elsewhere. Safe to call twice."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def submit(self, submission: Submission) -> None:
+        """Hands a request to the loop.
+
+        Raises:
+            AlreadyExistsError: a live request has this id.
+            ResourceExhaustedError: too many requests wait.
+            UnavailableError: the engine takes no more requests.
+        """
+        request_id = submission.request_id
+        with self._wake:
+            if self._draining or self._stopping:
+                raise UnavailableError("the engine is shutting down")
+            if self._inbox_ids.get(request_id, request_id in self._engine):
+                raise AlreadyExistsError(
+                    f"a live request has the id {request_id!r}", field="request_id"
+                )
+            if not submission.resubmission:
+                self._check_waiting_bound()
+            self._inbox.append(submission)
+            self._inbox_ids[request_id] = True
+            self._num_submitted += 1
+            self._wake.notify_all()
+
+    def abort(
+        self,
+        request_id: str,
+        sequence_index: int | None = None,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> None:
+        """Ends a request, or one of its sequences, before the next step. Unknown ids are no
+        error."""
+        with self._wake:
+            self._inbox.append(_Abort(request_id, sequence_index, reason))
+            if sequence_index is None:
+                self._inbox_ids[request_id] = False
+            self._wake.notify_all()
+
+    def drain(self, timeout_s: float) -> int:
+        """Takes no new request from now on, and waits for the live ones to end; after `timeout_s`
+        fails the rest with UnavailableError. Returns how many it failed."""
+        with self._wake:
+            self._draining = True
+            if self._wake.wait_for(lambda: self._idle or self._stopping, timeout_s):
+                return 0
+            unfinished: list[int] = []
+            error = UnavailableError("the engine is shutting down")
+            self._inbox.append(_FailAll(error, unfinished.append))
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: unfinished or self._stopping)
+            return sum(unfinished)
+
+    def progress(self) -> LoopProgress:
+        step, since, busy = self._progress
+        return LoopProgress(step, time.monotonic() - since, busy)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def _check_waiting_bound(self) -> None:
+        limit = self._engine.settings.max_waiting_requests
+        if len(self._engine.scheduler.waiting) + self._num_submitted >= limit:
+            raise ResourceExhaustedError(
+                f"{limit} requests wait already; try again later", retry_after_s=_RETRY_AFTER_S
+            )
+
+    # -- the loop's thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._drain_inbox():
+            self._progress = (self._progress[0] + 1, time.monotonic(), True)
+            outputs = self._step()
+            self._progress = (outputs.step, time.monotonic(), False)
+            if outputs:
+                self._tell(outputs)
+
+    def _drain_inbox(self) -> bool:
+        """Hands what came in to the engine; sleeps until there is work. False: stop."""
+        with self._wake:
+            while True:
+                if self._stopping:
+                    return False
+                self._empty_inbox()
+                self._idle = not self._engine.has_work
+                self._wake.notify_all()
+                if not self._idle:
+                    return True
+                self._wake.wait_for(lambda: self._inbox or self._stopping)
+
+    def _empty_inbox(self) -> None:
+        for command in self._inbox:
+            if isinstance(command, _Abort):
+                self._engine.abort(command.request_id, command.sequence_index, command.reason)
+            elif isinstance(command, _FailAll):
+                command.done(self._engine.fail_all(command.error))
+            else:
+                self._engine.add(command)
+        self._inbox.clear()
+        self._inbox_ids.clear()
+        self._num_submitted = 0
+
+    def _step(self) -> StepOutputs:
+        try:
+            return self._engine.step()
+        except Exception:
+            # Not a request's fault, which the engine isolates, but ours: all get an answer.
+            logger.exception("The engine failed in a step; all its requests fail.")
+            self._engine.fail_all(InternalError("the engine failed; its log has the details"))
+            return self._engine.take_outputs()
+
+    def _tell(self, outputs: StepOutputs) -> None:
+        try:
+            self._publish(outputs)
+        except Exception:
+            logger.exception("What step %d produced could not be published.", outputs.step)

@@ -1,0 +1,376 @@
+"""Which tokens are computed in the next step.
+
+Iteration-level scheduling (Orca, OSDI 2022) with chunked prefill (Sarathi-Serve, OSDI 2024): each
+step has one budget of tokens, shared by the decodes of running sequences and by chunks of prompts.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaustedError
+from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
+from pagewire_engine.request import Request, RequestStatus, Sequence
+from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
+
+logger = logging.getLogger(__name__)
+
+# A preemption is worth a line; a storm of them is not worth a line each.
+_PREEMPTIONS_PER_WARNING = 50
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Limits the scheduler keeps.
+
+    Attributes:
+        max_num_seqs: sequences that run at a time.
+        max_num_batched_tokens: tokens computed in one step.
+        max_model_len: longest sequence, prompt and output together.
+        block_size: tokens in a KV block.
+        num_blocks: blocks in the pool.
+        max_waiting_requests: requests that may wait; more are turned away.
+        watermark: fraction of the pool that admission leaves free.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    max_waiting_requests: int = 4096
+    watermark: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a step is to do.
+
+    Attributes:
+        plan: for the executor; nothing to execute when its `scheduled` is empty.
+        sequences: one for each entry of `plan.scheduled`.
+        num_decodes: how many of those entries, from the first on, are decodes.
+        block_copies: the plan's copies, by the id of the request they are for.
+        failures: requests that can't go on, out of all queues already, and why.
+    """
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    num_decodes: int
+    block_copies: dict[str, list[tuple[int, int]]]
+    failures: list[tuple[Request, PagewireError]]
+
+    @property
+    def prefills(self) -> list[Sequence]:
+        """The sequences whose entries are prefill."""
+        return self.sequences[self.num_decodes :]
+
+    def split(self) -> list[tuple[Request, StepPlan]]:
+        """The plan once more, request by request, for a worker that has seen the whole of it."""
+        entries: dict[Request, list[ScheduledSequence]] = {}
+        for sequence, entry in zip(self.sequences, self.plan.scheduled, strict=True):
+            entries.setdefault(sequence.request, []).append(entry)
+        return [
+            (
+                request,
+                StepPlan(
+                    step=self.plan.step,
+                    scheduled=scheduled,
+                    block_copies=self.block_copies.get(request.request_id, []),
+                ),
+            )
+            for request, scheduled in entries.items()
+        ]
+
+
+class _Draft:
+    """A step while it is put together: two runs of entries, and what is left of the budget."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.prefill_budget = budget
+        self.decoding: list[Sequence] = []
+        self.decodes: list[ScheduledSequence] = []
+        self.prefilling: list[Sequence] = []
+        self.prefills: list[ScheduledSequence] = []
+        self.new_sequences: list[NewSequence] = []
+        self.block_copies: dict[str, list[tuple[int, int]]] = {}
+        self.failures: list[tuple[Request, PagewireError]] = []
+        self.preempted = False
+
+    def spend(self, num_tokens: int, *, is_decode: bool) -> int:
+        """Takes up to `num_tokens` from the budget; returns how many there were."""
+        if is_decode:
+            num_tokens = min(num_tokens, self.budget)
+        else:
+            num_tokens = min(num_tokens, self.budget, self.prefill_budget)
+            self.prefill_budget -= num_tokens
+        self.budget -= num_tokens
+        return num_tokens
+
+    def add(self, sequence: Sequence, entry: ScheduledSequence, *, is_decode: bool) -> None:
+        if is_decode:
+            self.decoding.append(sequence)
+            self.decodes.append(entry)
+        else:
+            self.prefilling.append(sequence)
+            self.prefills.append(entry)
+
+
+class Scheduler:
+    """Three queues, each in order of priority, then arrival.
+
+    Attributes:
+        waiting: requests without blocks: new ones, and preempted ones to be recomputed.
+        running: requests with blocks.
+        swapped: requests whose blocks are in host memory; while there is one, no prompt starts.
+        blocks: the pool.
+        num_preemptions: since the engine's start.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.blocks = BlockSpaceManager(
+            settings.num_blocks, settings.block_size, settings.watermark
+        )
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.swapped: list[Request] = []
+        self.num_preemptions = 0
+        # Ids of sequences that the worker knows and need not know any longer.
+        self._forgotten: list[int] = []
+
+    # -- entering and leaving ----------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Puts a request into `waiting`.
+
+        Raises:
+            InvalidArgumentError: it could never run here.
+        """
+        settings = self.settings
+        if request.num_prompt_tokens >= settings.max_model_len:
+            raise InvalidArgumentError(
+                "prompt_token_ids",
+                f"the prompt has {request.num_prompt_tokens} tokens; with at least one token of "
+                f"output it must fit in the context of {settings.max_model_len}",
+            )
+        if len(request.live) > settings.max_num_seqs:
+            raise InvalidArgumentError(
+                "n",
+                f"{len(request.live)} sequences are more than the engine runs at a time "
+                f"(max_num_seqs={settings.max_num_seqs})",
+            )
+        if self.blocks.can_allocate(request, pool_is_idle=True) is AllocStatus.NEVER:
+            raise InvalidArgumentError("prompt_token_ids", _pool_too_small("the request", settings))
+        insort(self.waiting, request, key=_order)
+
+    def finish_sequence(self, sequence: Sequence) -> None:
+        """Takes a sequence that ended out of its request, and its blocks back; with the last one
+        goes the request."""
+        request = sequence.request
+        leads = not request.prompt_shared and sequence is request.leader
+        request.live.remove(sequence)
+        if request.status is RequestStatus.RUNNING:
+            if leads and request.live:
+                # The prompt computed so far is the next leader's too.
+                self.blocks.fork(sequence, request.leader)
+                request.leader.num_computed_tokens = sequence.num_computed_tokens
+            self._forgotten.append(sequence.sequence_id)
+        self.blocks.free_sequence(sequence)
+        if not request.live:
+            self._leave_queue(request)
+
+    def remove(self, request: Request) -> None:
+        """Takes a request that failed out of its queue, and its blocks back."""
+        if request.status is RequestStatus.RUNNING:
+            self._forgotten.extend(sequence.sequence_id for sequence in request.live)
+        self.blocks.free(request)
+        self._leave_queue(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        queue = self.running if request.status is RequestStatus.RUNNING else self.waiting
+        index = bisect_left(queue, request.order, key=_order)
+        if index < len(queue) and queue[index] is request:
+            del queue[index]
+        request.status = RequestStatus.FINISHED
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def schedule(self, step: int) -> Schedule:
+        """Chooses the tokens of a step, and gives them their slots."""
+        draft = _Draft(self.settings.max_num_batched_tokens)
+        self._schedule_running(draft)
+        if not self.swapped and not draft.preempted:
+            self._admit_waiting(draft)
+        return self._finish(draft, step)
+
+    def share_prompt(self, leader: Sequence) -> None:
+        """Once the leader has computed the prompt, gives the others a share in its blocks."""
+        request = leader.request
+        if not request.leader_alone or leader.num_computed_tokens < request.num_prompt_tokens:
+            return
+        if request.status is RequestStatus.RUNNING:
+            for sequence in request.live:
+                if sequence is not leader:
+                    self.blocks.fork(leader, sequence)
+                    sequence.num_computed_tokens = leader.num_computed_tokens
+            request.prompt_shared = True
+
+    def _schedule_running(self, draft: _Draft) -> None:
+        # Every decode gets its token before a prefill chunk gets what they leave, or else a long
+        # prompt would hold up all who are being answered.
+        num_decodes = sum(s.is_decoding for request in self.running for s in request.runnable)
+        draft.prefill_budget = max(0, draft.budget - num_decodes)
+        position = 0
+        while position < len(self.running) and draft.budget > 0:
+            if self._schedule_request(draft, self.running[position]):
+                position += 1
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        draft.prefill_budget = draft.budget  # every decode has its token
+        num_seqs = sum(len(request.live) for request in self.running)
+        while self.waiting and draft.budget > 0:
+            request = self.waiting[0]
+            if num_seqs + len(request.live) > self.settings.max_num_seqs:
+                return
+            status = self.blocks.can_allocate(request, pool_is_idle=not self.running)
+            if status is AllocStatus.LATER:
+                return
+            if status is AllocStatus.NEVER:
+                self._fail_for_blocks(draft, request)
+                continue
+            del self.waiting[0]
+            self._start(draft, request)
+            num_seqs += len(request.live)
+
+    def _start(self, draft: _Draft, request: Request) -> None:
+        """Moves an admitted request to `running`, with its first chunk of prefill."""
+        self.blocks.allocate(request)
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=_order)
+        draft.new_sequences.extend(
+            NewSequence(
+                sequence_id=sequence.sequence_id,
+                sequence_index=sequence.index,
+                seed=request.seed,
+                prompt_token_ids=request.prompt_token_ids,
+                output_token_ids=list(sequence.output_token_ids),
+                sampling_params=request.sampling_params,
+            )
+            for sequence in request.live
+        )
+        self._schedule_request(draft, request)
+
+    def _schedule_request(self, draft: _Draft, request: Request) -> bool:
+        """Schedules what can be computed of a running request, preempting from the end of
+        `running` where blocks lack. Returns whether the request is still running."""
+        parts: list[tuple[Sequence, int, bool]] = []
+        copies: list[tuple[int, int]] = []
+        for sequence in request.runnable:
+            is_decode = sequence.is_decoding
+            remaining = request.num_tokens_to_compute(sequence) - sequence.num_computed_tokens
+            num_tokens = draft.spend(remaining, is_decode=is_decode)
+            if num_tokens == 0:
+                continue
+            while not self.blocks.can_append_slots(sequence, num_tokens):
+                if self._make_room(draft) is request:
+                    return False
+            copy = self.blocks.append_slots(sequence, num_tokens)
+            if copy is not None:
+                copies.append(copy)
+                index = sequence.num_computed_tokens // self.settings.block_size
+                sequence.num_blocks_told = min(sequence.num_blocks_told, index)
+            parts.append((sequence, num_tokens, is_decode))
+        for sequence, num_tokens, is_decode in parts:
+            draft.add(sequence, self._entry(sequence, num_tokens), is_decode=is_decode)
+        if copies:
+            draft.block_copies[request.request_id] = copies
+        return True
+
+    def _entry(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+        request = sequence.request
+        end = sequence.num_computed_tokens + num_tokens
+        if end < request.num_tokens_to_compute(sequence):
+            sample_for: tuple[int, ...] = ()
+        elif request.leader_alone:
+            sample_for = tuple(s.sequence_id for s in request.live if not s.output_token_ids)
+        else:
+            sample_for = (sequence.sequence_id,)
+        told, num_blocks = sequence.num_blocks_told, self.blocks.blocks_for(end)
+        sequence.num_blocks_told = num_blocks
+        return ScheduledSequence(
+            sequence_id=sequence.sequence_id,
+            start=sequence.num_computed_tokens,
+            num_tokens=num_tokens,
+            table_start=told,
+            block_ids=self.blocks.block_table(sequence)[told:num_blocks],
+            sample_for=sample_for,
+        )
+
+    def _finish(self, draft: _Draft, step: int) -> Schedule:
+        plan = StepPlan(step=step, scheduled=draft.decodes + draft.prefills)
+        if plan.scheduled:
+            copies = [copy for group in draft.block_copies.values() for copy in group]
+            plan = StepPlan(step, draft.new_sequences, plan.scheduled, self._forgotten, copies)
+            self._forgotten = []
+        return Schedule(
+            plan=plan,
+            sequences=draft.decoding + draft.prefilling,
+            num_decodes=len(draft.decodes),
+            block_copies=draft.block_copies,
+            failures=draft.failures,
+        )
+
+    # -- preemption --------------------------------------------------------------------------
+
+    def _make_room(self, draft: _Draft) -> Request:
+        """Takes the blocks of the last running request: it is preempted, or fails when it had
+        the pool for itself. Returns it."""
+        victim = self.running[-1]
+        if len(self.running) == 1:
+            self._fail_for_blocks(draft, victim)
+        else:
+            self._preempt(victim)
+            draft.preempted = True
+        return victim
+
+    def _preempt(self, request: Request) -> None:
+        """Drops a request's blocks; its tokens will be computed again."""
+        self.remove(request)
+        for sequence in request.live:
+            sequence.num_computed_tokens = 0
+            sequence.num_blocks_told = 0
+        request.prompt_shared = False
+        request.status = RequestStatus.WAITING
+        request.num_preemptions += 1
+        insort(self.waiting, request, key=_order)
+        self.num_preemptions += 1
+        if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
+            logger.warning(
+                "Request %s is preempted by recompute because there are not enough free KV blocks "
+                "for all running requests. This lengthens its answer time. Give the KV cache more "
+                "memory (--kv-cache-memory, --gpu-memory-utilization) or run fewer sequences at a "
+                "time (--max-num-seqs). Preemptions since start: %d.",
+                request.request_id,
+                self.num_preemptions,
+            )
+
+    def _fail_for_blocks(self, draft: _Draft, request: Request) -> None:
+        self.remove(request)
+        message = _pool_too_small("the request with what it has produced", self.settings)
+        draft.failures.append((request, ResourceExhaustedError(message)))
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.order
+
+
+def _pool_too_small(what: str, settings: SchedulerSettings) -> str:
+    return (
+        f"{what} does not fit in the KV cache of {settings.num_blocks} blocks of "
+        f"{settings.block_size} tokens even alone; give the engine more KV cache memory "
+        "(--kv-cache-memory), or ask for fewer tokens or sequences"
+    )
