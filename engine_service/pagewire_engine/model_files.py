@@ -1,0 +1,355 @@
+"""Where a model's files are, and what they say of it. Weights are not read here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pagewire.config import EngineConfig
+from pagewire.errors import InvalidArgumentError, UnavailableError
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.gguf_metadata import read_gguf_head
+from pagewire_engine.models.errors import (
+    ModelFileError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+from pagewire_engine.models.gguf_config import (
+    config_from_gguf,
+    gguf_architecture,
+    gguf_end_token_ids,
+)
+from pagewire_engine.models.registry import ARCHITECTURES
+
+logger = logging.getLogger(__name__)
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# Never *.bin, *.pt or *.py: pagewire reads no pickle and runs no code of a model.
+_HUB_PATTERNS = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "additional_chat_templates/*",
+]
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model on this machine.
+
+    Attributes:
+        path: its folder.
+        gguf: its GGUF file, if its weights come from one.
+        name: what clients call it, unless told otherwise.
+    """
+
+    path: Path
+    gguf: Path | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What the engine must know of a model before it is loaded.
+
+    Attributes:
+        hf_config: transformers' config object, or a GGUFConfig with the same fields.
+        architecture: Hugging Face's class name, such as LlamaForCausalLM.
+        eos_token_ids: ids that end a sequence.
+        default_sampling_params: SamplingParams() with the model's own recommendations.
+        max_model_len: the longest sequence it was made for, or less where the settings say so.
+        vocab_size: rows of the output embedding.
+    """
+
+    hf_config: Any
+    architecture: str
+    eos_token_ids: tuple[int, ...]
+    default_sampling_params: SamplingParams
+    max_model_len: int
+    vocab_size: int
+
+
+def resolve_model(config: EngineConfig) -> ModelFiles:
+    """Finds the model's files, downloading them from a hub if need be.
+
+    Raises:
+        ModelNotFoundError: nothing has this name.
+        ModelFileError: the folder holds no weights of the format asked for.
+        UnavailableError: the hub can't be reached.
+        InvalidArgumentError: a setting that is refused.
+    """
+    if config.trust_remote_code:
+        raise InvalidArgumentError(
+            "trust_remote_code",
+            "pagewire runs no code that comes with a model; leave it off and use a supported "
+            f"architecture ({', '.join(ARCHITECTURES)})",
+        )
+    path = Path(config.model).expanduser()
+    if path.is_file():
+        return _single_file(path)
+    if path.is_dir():
+        name = config.model if _HUB_NAME.fullmatch(config.model) else path.resolve().name
+        return _in_folder(path, name, config.load_format)
+    if not _HUB_NAME.fullmatch(config.model):
+        raise ModelNotFoundError(
+            f"there is no file or folder {config.model!r}; give a model folder, a .gguf file, or "
+            "a hub name such as org/name",
+            field="model",
+        )
+    return _in_folder(_download(config), config.model, config.load_format)
+
+
+def load_description(files: ModelFiles, config: EngineConfig) -> ModelDescription:
+    """Reads config.json (or the GGUF's metadata) and generation_config.json.
+
+    Raises:
+        ModelFileError: a file is missing or does not make sense.
+        UnsupportedModelError: the architecture or quantisation is not served here.
+        InvalidArgumentError: max_model_len is above what the model can do.
+    """
+    if files.gguf is not None:
+        architecture, hf_config, eos_token_ids = _read_gguf(files.gguf)
+    else:
+        architecture, hf_config, eos_token_ids = _read_config(files.path)
+    generation = _read_json(files.path / "generation_config.json", required=False)
+    if generation.get("eos_token_id") is not None:
+        eos_token_ids = _as_ids(generation["eos_token_id"])
+    vocab_size = int(hf_config.vocab_size)
+    return ModelDescription(
+        hf_config=hf_config,
+        architecture=architecture,
+        eos_token_ids=tuple(i for i in eos_token_ids if 0 <= i < vocab_size),
+        default_sampling_params=_sampling_defaults(generation),
+        max_model_len=_max_model_len(hf_config, config.max_model_len),
+        vocab_size=vocab_size,
+    )
+
+
+def _single_file(path: Path) -> ModelFiles:
+    if path.suffix != ".gguf":
+        raise ModelFileError(
+            f"{path} is not a .gguf file; for safetensors give the folder that holds config.json",
+            field="model",
+        )
+    return ModelFiles(path.parent, path, path.stem)
+
+
+def _in_folder(folder: Path, name: str, load_format: str) -> ModelFiles:
+    ggufs = sorted(folder.glob("*.gguf"))
+    has_safetensors = any(folder.glob("*.safetensors"))
+    if load_format == "dummy":
+        return ModelFiles(folder, None, name)
+    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
+        if len(ggufs) != 1:
+            found = ", ".join(path.name for path in ggufs) or "none"
+            raise ModelFileError(
+                f"{folder} must hold one .gguf file ({found} found); name the file itself",
+                field="model",
+            )
+        return ModelFiles(folder, ggufs[0], name)
+    if not has_safetensors:
+        raise ModelFileError(_why_no_weights(folder), field="model")
+    return ModelFiles(folder, None, name)
+
+
+def _why_no_weights(folder: Path) -> str:
+    pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES]
+    if pickles:
+        return (
+            f"{folder} has only pickle weights ({pickles[0]}), which can run code when read and "
+            "are refused; convert them: transformers' save_pretrained writes safetensors"
+        )
+    return (
+        f"{folder} has no weights (*.safetensors or *.gguf); download the model again, or use "
+        "--load-format dummy for random weights"
+    )
+
+
+def _download(config: EngineConfig) -> Path:
+    if config.model_source == "modelscope":
+        return _download_from_modelscope(config)
+    from huggingface_hub import errors, snapshot_download
+
+    patterns = ["*.gguf", "*.json"] if config.load_format == "gguf" else _HUB_PATTERNS
+    where = f"model {config.model!r}" + (f" at {config.revision!r}" if config.revision else "")
+    try:
+        return Path(
+            snapshot_download(
+                config.model,
+                revision=config.revision,
+                cache_dir=config.download_dir,
+                allow_patterns=patterns,
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{where} is gated: accept its licence on the hub and set HF_TOKEN", field="model"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise ModelNotFoundError(
+            f"the hub has no {where} (or it is private: set HF_TOKEN); a local model is given by "
+            "its folder",
+            field="model",
+        ) from error
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
+        raise UnavailableError(
+            f"{where} is not on this machine and the hub can't be reached "
+            f"({type(error).__name__}); give a local folder, or check network and HF_ENDPOINT",
+            field="model",
+        ) from error
+
+
+def _download_from_modelscope(config: EngineConfig) -> Path:
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        raise InvalidArgumentError(
+            "model_source", "modelscope is not installed: pip install 'pagewire[modelscope]'"
+        ) from error
+    try:
+        return Path(
+            snapshot_download(
+                config.model,
+                revision=config.revision,
+                cache_dir=config.download_dir,
+                allow_patterns=_HUB_PATTERNS,
+            )
+        )
+    except Exception as error:
+        # Its exceptions share no base class and change between versions.
+        raise ModelNotFoundError(
+            f"model {config.model!r} could not be had from ModelScope: {error}", field="model"
+        ) from error
+
+
+def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
+    if not required and not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelFileError(
+            f"{path.parent} has no {path.name}; download the model again", field="model"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelFileError(
+            f"{path} can't be read ({error}); download it again", field="model"
+        ) from error
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path} does not hold a JSON object", field="model")
+    return content
+
+
+def _read_config(folder: Path) -> tuple[str, Any, tuple[int, ...]]:
+    fields = _read_json(folder / "config.json", required=True)
+    architecture = _architecture(fields, folder)
+    if "quantization_config" in fields:
+        method = (fields["quantization_config"] or {}).get("quant_method", "unknown")
+        raise UnsupportedModelError(
+            f"{folder} is quantised ({method}), which is not supported; use the unquantised "
+            "checkpoint or a GGUF",
+            field="model",
+        )
+    hf_config = _hf_config(architecture, fields, str(folder / "config.json"))
+    eos = getattr(hf_config, "eos_token_id", None)
+    return architecture, hf_config, _as_ids(eos) if eos is not None else ()
+
+
+def _architecture(fields: dict[str, Any], folder: Path) -> str:
+    named = fields.get("architectures") or []
+    for architecture in named:
+        if architecture in ARCHITECTURES:
+            return str(architecture)
+    if not named:
+        for architecture, (model_type, _, _) in ARCHITECTURES.items():
+            if fields.get("model_type") == model_type:
+                return architecture
+    what = ", ".join(named) or f"model_type {fields.get('model_type')!r}"
+    raise UnsupportedModelError(
+        f"{folder}: {what} is not supported; supported are {', '.join(ARCHITECTURES)}",
+        field="model",
+    )
+
+
+def _read_gguf(path: Path) -> tuple[str, Any, tuple[int, ...]]:
+    head = read_gguf_head(path)
+    architecture = gguf_architecture(head.metadata, str(path))
+    hf_config = config_from_gguf(head, str(path))
+    return architecture, hf_config, gguf_end_token_ids(head.metadata)
+
+
+def _hf_config(architecture: str, fields: dict[str, Any], source: str) -> Any:
+    """The transformers config object, with its defaults and its checks.
+
+    Raises:
+        ModelFileError: transformers refuses the values.
+    """
+    from transformers import AutoConfig
+
+    model_type = ARCHITECTURES[architecture][0]
+    rest = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}
+    try:
+        return AutoConfig.for_model(model_type, **rest)
+    except Exception as error:
+        # Its strict dataclasses raise several unrelated types for a bad value.
+        raise ModelFileError(
+            f"{source} does not make a {architecture}: {error}", field="model"
+        ) from error
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+
+
+def _sampling_defaults(generation: dict[str, Any]) -> SamplingParams:
+    """The model's recommendations; one that no request could ask for is left out."""
+    defaults = SamplingParams()
+    for name in _SAMPLING_DEFAULTS:
+        value = generation.get(name)
+        if value is None:
+            continue
+        try:
+            defaults = replace(defaults, **{name: value})
+        except InvalidArgumentError as error:
+            logger.warning("generation_config.json is not followed: %s", error)
+    return defaults
+
+
+def _max_model_len(hf_config: Any, asked: int | None) -> int:
+    longest = trained_context(hf_config)
+    if asked is not None and asked > longest:
+        raise InvalidArgumentError(
+            "max_model_len",
+            f"{asked} is above the model's {longest}; lower it, or set rope scaling in config.json",
+        )
+    return asked if asked is not None else longest
+
+
+def trained_context(hf_config: Any) -> int:
+    """Positions the model can tell apart, rope scaling included.
+
+    Linear and dynamic scaling stretch max_position_embeddings, yarn the length it names itself;
+    llama3 and longrope configs state the stretched length.
+    """
+    longest = int(hf_config.max_position_embeddings)
+    parameters = getattr(hf_config, "rope_parameters", None) or {}
+    kind = parameters.get("rope_type", "default")
+    factor = float(parameters.get("factor") or 1.0)
+    if kind in ("linear", "dynamic"):
+        return int(longest * factor)
+    if kind == "yarn":
+        return max(longest, int(parameters["original_max_position_embeddings"] * factor))
+    return longest

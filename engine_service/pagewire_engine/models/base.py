@@ -1,0 +1,83 @@
+"""What every model offers to the worker and the weight loader."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from pagewire_engine.models.layers import Embedding, ForwardContext, Layer, LMHead
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The keys (or values) of one token: num_layers x num_kv_heads x head_dim numbers."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder with a language model head.
+
+    Attributes:
+        base_prefix: what checkpoints of the bare decoder leave out of their names.
+        ignored_tensors: names that old checkpoints hold and no model needs.
+        lm_head: hidden states to logits.
+    """
+
+    base_prefix: ClassVar[str]
+    ignored_tensors: ClassVar[re.Pattern[str]] = re.compile(r"$^")
+    lm_head: LMHead
+
+    @property
+    @abstractmethod
+    def kv_shape(self) -> KVShape:
+        """What the cache must hold."""
+
+    @abstractmethod
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """int64 [T] ids and positions to hidden states [T, hidden] as the head takes them."""
+
+    @abstractmethod
+    def input_embedding(self) -> Embedding:
+        """The token embedding, which a tied head shares."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden] to fp32 [R, vocab_size]."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
+
+    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor a checkpoint must hold, by Hugging Face name, and where it goes."""
+        places: dict[str, torch.Tensor] = {}
+        for path, module in self.named_modules():
+            if isinstance(module, Layer):
+                places.update(module.checkpoint_tensors(path))
+        return places
+
+
+@contextmanager
+def construction(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """New parameters get this dtype and device, without every layer passing them on."""
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def token_head(config: Any, embedding: Embedding, size: int) -> LMHead:
+    """The head over `size` features that the config's tie_word_embeddings asks for."""
+    return LMHead(size, config.vocab_size, embedding if config.tie_word_embeddings else None)

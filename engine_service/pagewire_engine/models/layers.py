@@ -1,0 +1,177 @@
+"""The layers models are made of. Each tells which checkpoint tensors fill it.
+
+Attribute names in the models follow Hugging Face's, so that a module's path is its checkpoint name.
+Parameters are allocated, not initialised: the loader fills every one of them exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
+from pagewire_kernels.ops import rms_norm
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """What a step gives to the attention layers besides their inputs.
+
+    Attributes:
+        backend: the attention backend.
+        metadata: the step's batch.
+        key_caches: one [num_blocks, block_size, num_kv_heads, head_dim] a layer.
+        value_caches: the same.
+    """
+
+    backend: AttentionBackend
+    metadata: AttentionMetadata
+    key_caches: list[torch.Tensor]
+    value_caches: list[torch.Tensor]
+
+
+class Layer(nn.Module):
+    """A module with parameters of its own."""
+
+    def new_parameter(self, *shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+    def checkpoint_tensors(self, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Checkpoint name and the place (a view of a parameter) its values go to.
+
+        Args:
+            path: this module's path in the model.
+        """
+        for name, parameter in self.named_parameters(recurse=False):
+            yield f"{path}.{name}", parameter
+
+
+class Linear(Layer):
+    """y = x W^T + b; weight [out_features, in_features]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = self.new_parameter(out_features, in_features)
+        self.bias = self.new_parameter(out_features) if bias else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden, self.weight, self.bias)
+
+
+class PackedLinear(Linear):
+    """Several linears of one input as one: a checkpoint holds the parts, as siblings of this."""
+
+    def __init__(self, in_features: int, parts: Mapping[str, int], bias: bool = False) -> None:
+        super().__init__(in_features, sum(parts.values()), bias)
+        self.parts = dict(parts)
+
+    def checkpoint_tensors(self, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+        parent = path.rpartition(".")[0]
+        start = 0
+        for part, size in self.parts.items():
+            for name, parameter in self.named_parameters(recurse=False):
+                yield f"{parent}.{part}.{name}", parameter[start : start + size]
+            start += size
+
+
+class TransposedLinear(Linear):
+    """GPT-2's Conv1D: a checkpoint holds [in_features, out_features]."""
+
+    def checkpoint_tensors(self, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.named_parameters(recurse=False):
+            yield f"{path}.{name}", parameter.t() if name == "weight" else parameter
+
+
+class Embedding(Layer):
+    """Rows of a table [num_embeddings, embedding_dim]."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.weight = self.new_parameter(num_embeddings, embedding_dim)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class LMHead(Layer):
+    """Hidden states to logits, by a weight of its own or by the input embedding's.
+
+    Attributes:
+        tied_to: the embedding whose weight is used, if any. It is not a submodule here.
+    """
+
+    def __init__(self, hidden_size: int, vocab_size: int, tied_to: Embedding | None) -> None:
+        super().__init__()
+        self._tied = [tied_to] if tied_to is not None else []
+        if tied_to is None:
+            self.weight = self.new_parameter(vocab_size, hidden_size)
+
+    @property
+    def tied(self) -> bool:
+        return bool(self._tied)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden_size] to fp32 logits [R, vocab_size]."""
+        weight = self._tied[0].weight if self._tied else self.weight
+        return F.linear(hidden, weight).float()
+
+
+class RMSNorm(Layer):
+    """See pagewire_kernels.ops.rms_norm."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = self.new_parameter(size)
+        self.eps = eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, self.weight, self.eps)
+
+
+class LayerNorm(Layer):
+    """Layer norm (arXiv:1607.06450) with or without weight and bias."""
+
+    def __init__(self, size: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.shape = (size,)
+        self.eps = eps
+        self.weight = self.new_parameter(size) if affine else None
+        self.bias = self.new_parameter(size) if affine else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(hidden, self.shape, self.weight, self.bias, self.eps)
+
+
+class PagedAttention(nn.Module):
+    """Writes a layer's keys and values to the cache and attends through the block tables."""
+
+    def __init__(self, layer_index: int, scale: float, sliding_window: int | None = None) -> None:
+        super().__init__()
+        self.layer_index = layer_index
+        self.scale = scale
+        self.sliding_window = sliding_window
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        context: ForwardContext,
+    ) -> torch.Tensor:
+        """query [T, num_heads, head_dim], key and value [T, num_kv_heads, head_dim].
+
+        Returns:
+            [T, num_heads * head_dim].
+        """
+        key_cache = context.key_caches[self.layer_index]
+        value_cache = context.value_caches[self.layer_index]
+        metadata, backend = context.metadata, context.backend
+        backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
+        attended = backend.paged_attention(
+            query, key_cache, value_cache, metadata, self.scale, self.sliding_window
+        )
+        return attended.flatten(1)

@@ -1,0 +1,172 @@
+"""The Llama family: Llama, SmolLM2, Mistral, Qwen2 and Qwen3 differ in biases, norms and windows.
+
+Llama 2 (arXiv:2307.09288), Mistral 7B (arXiv:2310.06825), Qwen2 (arXiv:2407.10671), Qwen3
+(arXiv:2505.09388).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from pagewire_engine.models.activations import activation
+from pagewire_engine.models.base import CausalLM, KVShape, token_head
+from pagewire_engine.models.layers import (
+    Embedding,
+    ForwardContext,
+    Linear,
+    PackedLinear,
+    PagedAttention,
+    RMSNorm,
+)
+from pagewire_engine.models.rotary import RotaryTable, head_dim_of
+from pagewire_kernels.ops import rotate, silu_and_mul
+
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention with rotary positions; Qwen3 norms each head's query and key."""
+
+    def __init__(self, config: Any, layer_index: int) -> None:
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = head_dim_of(config)
+        bias = getattr(config, "attention_bias", False)
+        query_size = self.num_heads * self.head_dim
+        kv_size = self.num_kv_heads * self.head_dim
+        self.qkv_proj = PackedLinear(
+            config.hidden_size,
+            {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=bias or config.model_type == "qwen2",
+        )
+        self.o_proj = Linear(query_size, config.hidden_size, bias=bias)
+        self.norms_heads = config.model_type == "qwen3"
+        if self.norms_heads:
+            self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.attention = PagedAttention(
+            layer_index, self.head_dim**-0.5, _sliding_window(config, layer_index)
+        )
+
+    def forward(
+        self, hidden: torch.Tensor, rotation: Rotation, context: ForwardContext
+    ) -> torch.Tensor:
+        qkv = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)
+        num_rotated = self.num_heads + self.num_kv_heads
+        value = qkv[:, num_rotated:]
+        if self.norms_heads:
+            query = rotate(self.q_norm(qkv[:, : self.num_heads]), *rotation)
+            key = rotate(self.k_norm(qkv[:, self.num_heads : num_rotated]), *rotation)
+        else:
+            rotated = rotate(qkv[:, :num_rotated], *rotation)
+            query, key = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
+        attended = self.attention(query, key, value, context)
+        output: torch.Tensor = self.o_proj(attended)
+        return output
+
+
+class LlamaMLP(nn.Module):
+    """A gated feed-forward layer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        bias = getattr(config, "mlp_bias", False)
+        size = config.intermediate_size
+        self.gate_up_proj = PackedLinear(
+            config.hidden_size, {"gate_proj": size, "up_proj": size}, bias
+        )
+        self.down_proj = Linear(size, config.hidden_size, bias)
+        self.is_silu = config.hidden_act in ("silu", "swish")
+        self.activation = activation(config.hidden_act)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        gate_up = self.gate_up_proj(hidden)
+        if self.is_silu:
+            product = silu_and_mul(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            product = self.activation(gate) * up
+        output: torch.Tensor = self.down_proj(product)
+        return output
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Attention and feed-forward, each normed before and added to the residual stream."""
+
+    def __init__(self, config: Any, layer_index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = LlamaAttention(config, layer_index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(
+        self, hidden: torch.Tensor, rotation: Rotation, context: ForwardContext
+    ) -> torch.Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, context)
+        return hidden.add_(self.mlp(self.post_attention_layernorm(hidden)))
+
+
+class LlamaModel(nn.Module):
+    """The decoder without its head."""
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = RotaryTable(config, max_model_len, torch.get_default_dtype())
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        hidden = self.embed_tokens(token_ids)
+        rotation = self.rotary(positions)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation, context)
+        output: torch.Tensor = self.norm(hidden)
+        return output
+
+
+class LlamaForCausalLM(CausalLM):
+    """The whole family; the config's model_type tells the members apart."""
+
+    base_prefix = "model."
+    ignored_tensors = re.compile(r"(^|\.)rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+    def __init__(self, config: Any, max_model_len: int) -> None:
+        super().__init__()
+        self.model = LlamaModel(config, max_model_len)
+        self.lm_head = token_head(config, self.model.embed_tokens, config.hidden_size)
+        self._kv_shape = KVShape(
+            config.num_hidden_layers, config.num_key_value_heads, head_dim_of(config)
+        )
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return self._kv_shape
+
+    def input_embedding(self) -> Embedding:
+        return self.model.embed_tokens
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        hidden: torch.Tensor = self.model(token_ids, positions, context)
+        return hidden
+
+
+def _sliding_window(config: Any, layer_index: int) -> int | None:
+    """Mistral's window is every layer's; Qwen's layer_types say whose it is."""
+    window: int | None = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if config.model_type == "mistral" or layer_types is None:
+        return window if config.model_type == "mistral" else None
+    return window if layer_types[layer_index] == "sliding_attention" else None

@@ -1,0 +1,28 @@
+"""Which architectures are served, and by which class. Importing this loads no model code."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pagewire_engine.models.base import CausalLM
+
+# Hugging Face architecture -> (model_type of its config, module here, class here)
+ARCHITECTURES: dict[str, tuple[str, str, str]] = {
+    "LlamaForCausalLM": ("llama", "llama", "LlamaForCausalLM"),
+    "MistralForCausalLM": ("mistral", "llama", "LlamaForCausalLM"),
+    "Qwen2ForCausalLM": ("qwen2", "llama", "LlamaForCausalLM"),
+    "Qwen3ForCausalLM": ("qwen3", "llama", "LlamaForCausalLM"),
+    "OPTForCausalLM": ("opt", "opt", "OPTForCausalLM"),
+    "GPT2LMHeadModel": ("gpt2", "gpt2", "GPT2LMHeadModel"),
+}
+
+
+def model_class(architecture: str) -> type[CausalLM]:
+    """The class that serves a supported architecture."""
+    _, module, name = ARCHITECTURES[architecture]
+    found: type[CausalLM] = getattr(
+        importlib.import_module(f"pagewire_engine.models.{module}"), name
+    )
+    return found

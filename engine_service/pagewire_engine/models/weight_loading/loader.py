@@ -1,0 +1,148 @@
+"""Builds a model and fills every parameter exactly once."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from pagewire_engine.model_files import ModelDescription, ModelFiles
+from pagewire_engine.models.base import CausalLM, construction
+from pagewire_engine.models.errors import ModelFileError
+from pagewire_engine.models.layers import LMHead
+from pagewire_engine.models.registry import model_class
+from pagewire_engine.models.weight_loading.dummy_source import DummySource
+from pagewire_engine.models.weight_loading.safetensors_source import SafetensorsSource
+from pagewire_engine.models.weight_loading.sources import TensorSource
+
+logger = logging.getLogger(__name__)
+
+_HEAD = "lm_head.weight"
+_SHOWN = 5
+
+
+def load_model(
+    files: ModelFiles,
+    description: ModelDescription,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    dummy_seed: int | None = None,
+) -> CausalLM:
+    """The model with its weights.
+
+    Args:
+        files: where it is.
+        description: what it is.
+        dtype: of parameters and activations.
+        device: where they live.
+        dummy_seed: random weights of this seed instead of the files'.
+
+    Raises:
+        ModelFileError: a file is corrupt, or its tensors are not the ones the config asks for.
+    """
+    started = time.monotonic()
+    config = description.hf_config
+    source: TensorSource | None = None
+    if dummy_seed is None and files.gguf is not None:
+        from pagewire_engine.models.weight_loading.gguf_source import GGUFSource
+
+        source = gguf_source = GGUFSource(files.gguf)
+        config.rope_frequency_divisors = gguf_source.rope_divisors()
+    elif dummy_seed is None:
+        source = SafetensorsSource(files.path)
+    with construction(dtype, device):
+        model = model_class(description.architecture)(config, description.max_model_len)
+    if source is None:
+        source = DummySource(model.checkpoint_tensors(), dummy_seed or 0)
+    try:
+        fill(model, source)
+    finally:
+        source.close()
+    logger.info("weights loaded in %.1f s", time.monotonic() - started)
+    return model.eval()
+
+
+def fill(model: CausalLM, source: TensorSource) -> None:
+    """Copies every tensor of the source to its place.
+
+    Raises:
+        ModelFileError: a tensor is missing, left over, given twice, or has another shape.
+    """
+    _untie_if_different(model, source)
+    places = model.checkpoint_tensors()
+    filled: dict[str, str] = {}
+    extra = []
+    for name in source.names():
+        place_name = _place_name(model, name, places)
+        if place_name is None:
+            if not _is_harmless(model, name):
+                extra.append(name)
+            continue
+        if place_name in filled:
+            raise ModelFileError(
+                f"{source.where(name)} holds both {filled[place_name]} and {name}", field="model"
+            )
+        place = places[place_name]
+        if source.shape(name) != tuple(place.shape):
+            raise ModelFileError(
+                f"{source.where(name)}: {name} has shape {list(source.shape(name))}, but the "
+                f"config asks for {list(place.shape)}; config and weights are of different models",
+                field="model",
+            )
+        source.read_into(name, place)
+        filled[place_name] = name
+    _check_complete(extra, [name for name in places if name not in filled])
+
+
+def _place_name(model: CausalLM, name: str, places: dict[str, torch.Tensor]) -> str | None:
+    """Checkpoints of the bare decoder leave its prefix out."""
+    if name in places:
+        return name
+    prefixed = model.base_prefix + name
+    return prefixed if prefixed in places else None
+
+
+def _is_harmless(model: CausalLM, name: str) -> bool:
+    is_copy_of_embedding = name == _HEAD and model.lm_head.tied
+    return is_copy_of_embedding or model.ignored_tensors.search(name) is not None
+
+
+def _check_complete(extra: list[str], missing: list[str]) -> None:
+    problems = [
+        f"{word} {len(names)} ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})"
+        for word, names in (("lacks", missing), ("holds unexpected", extra))
+        if names
+    ]
+    if problems:
+        raise ModelFileError(
+            f"the checkpoint {' and '.join(problems)} of the config's tensors; config and weights "
+            "are of different models, or the download is incomplete",
+            field="model",
+        )
+
+
+def _untie_if_different(model: CausalLM, source: TensorSource) -> None:
+    """A tied config whose checkpoint has a head of its own: the checkpoint is right.
+
+    transformers decides the same way.
+    """
+    if not model.lm_head.tied or _HEAD not in source.names():
+        return
+    embedding = model.input_embedding().weight
+    names = [n for n, place in model.checkpoint_tensors().items() if place is embedding]
+    candidates = [n for n in source.names() if model.base_prefix + n in names or n in names]
+    if not candidates or source.shape(candidates[0]) != source.shape(_HEAD):
+        return
+    values = []
+    for name in (candidates[0], _HEAD):
+        value = torch.empty(source.shape(name), dtype=embedding.dtype, device=embedding.device)
+        source.read_into(name, value)
+        values.append(value)
+    if torch.equal(values[0], values[1]):
+        return
+    logger.warning("the config ties the embeddings, but the checkpoint's head differs: not tied")
+    vocab_size, size = source.shape(_HEAD)
+    with construction(embedding.dtype, embedding.device):
+        model.lm_head = LMHead(size, vocab_size, None)
