@@ -76,7 +76,8 @@ class BlockSpaceManager:
     def allocate(self, request: Request) -> None:
         """Gives the leader of an admitted request the blocks of its whole prefill."""
         leader = request.leader
-        num_blocks = self.blocks_for(request.num_tokens_to_compute(leader))
+        end = request.num_prompt_tokens if request.leader_alone else leader.num_tokens
+        num_blocks = self.blocks_for(end)
         self._tables[leader.sequence_id] = [self._take() for _ in range(num_blocks)]
 
     def _least_blocks(self, request: Request) -> int:
@@ -96,39 +97,33 @@ class BlockSpaceManager:
 
     # -- growth --------------------------------------------------------------------------------
 
-    def can_append_slots(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the next `num_tokens` tokens of a sequence can be given slots to write to."""
-        table = self._tables[sequence.sequence_id]
-        start = sequence.num_computed_tokens
-        num_blocks = self.blocks_for(start + num_tokens) - len(table)
-        if self._is_shared(table, start):
-            num_blocks += 1
-        return num_blocks <= len(self._free)
-
-    def append_slots(self, sequence: Sequence, num_tokens: int) -> tuple[int, int] | None:
-        """Gives a sequence the slots of its next `num_tokens` tokens.
+    def append_slots(
+        self, sequence: Sequence, num_tokens: int
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Gives a sequence slots for its next `num_tokens` tokens.
 
         Returns:
-            (source, destination) of a block to copy first, where the block to be written to is
-            shared with other sequences (copy-on-write).
+            The (source, destination) blocks to copy first: one pair where the block to be written
+            to is shared (copy-on-write), else none. None, with nothing changed, when the free
+            blocks do not suffice.
         """
         table = self._tables[sequence.sequence_id]
         start = sequence.num_computed_tokens
-        copy = None
-        if self._is_shared(table, start):
-            index = start // self.block_size
-            copy = (table[index], self._take())
-            self._ref_counts[copy[0]] -= 1
-            table[index] = copy[1]
-        while len(table) * self.block_size < start + num_tokens:
-            table.append(self._take())
-        return copy
-
-    def _is_shared(self, table: list[int], start: int) -> bool:
-        """Whether the block that token `start` goes to is held by others too. Only that one can
-        be: tables part where a prompt ends."""
         index = start // self.block_size
-        return index < len(table) and self._ref_counts[table[index]] > 1
+        # Only this block can be shared and written to: tables part where a prompt ends.
+        is_shared = index < len(table) and self._ref_counts[table[index]] > 1
+        num_new = -(-(start + num_tokens) // self.block_size) - len(table)
+        if num_new <= 0 and not is_shared:
+            return ()
+        if num_new + is_shared > len(self._free):
+            return None
+        copies: tuple[tuple[int, int], ...] = ()
+        if is_shared:
+            copies = ((table[index], self._take()),)
+            self._ref_counts[table[index]] -= 1
+            table[index] = copies[0][1]
+        table.extend(self._take() for _ in range(num_new))
+        return copies
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets `child` share the blocks of `parent`."""

@@ -246,7 +246,7 @@ class Engine:
             self._counters.num_prompt_tokens += request.num_prompt_tokens
         self._counters.num_generation_tokens += 1
         start = len(sequence.output_token_ids)
-        sequence.output_token_ids.append(sampled.token_id)
+        sequence.append(sampled.token_id)
         logprobs = None
         if sampled.logprobs is not None:
             logprobs = [sampled.logprobs]

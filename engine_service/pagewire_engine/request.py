@@ -28,7 +28,8 @@ class Sequence:
     Attributes:
         sequence_id: the engine's number for it, never reused.
         index: which of the request's n sequences.
-        output_token_ids: what it has produced so far.
+        output_token_ids: what it has produced so far; grows by `append` alone.
+        num_tokens: of prompt and output together.
         num_computed_tokens: tokens of `prompt + output` whose keys and values are in the cache.
         num_blocks_told: leading entries of its block table that the worker knows.
         cumulative_logprob: sum over the output; 0 unless log probabilities were asked for.
@@ -42,6 +43,7 @@ class Sequence:
         "index",
         "num_blocks_told",
         "num_computed_tokens",
+        "num_tokens",
         "output_token_ids",
         "request",
         "sequence_id",
@@ -53,16 +55,17 @@ class Sequence:
         self.sequence_id = sequence_id
         self.index = index
         self.output_token_ids: list[int] = []
+        self.num_tokens = request.num_prompt_tokens
         self.num_computed_tokens = 0
         self.num_blocks_told = 0
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of prompt and output together."""
-        return self.request.num_prompt_tokens + len(self.output_token_ids)
+    def append(self, token_id: int) -> None:
+        """Adds a produced token."""
+        self.output_token_ids.append(token_id)
+        self.num_tokens += 1
 
     @property
     def is_decoding(self) -> bool:
@@ -94,7 +97,7 @@ class Request:
     """A prompt and the n sequences that continue it.
 
     The prompt is computed once, by the leader; then the other sequences share its blocks. Until
-    that is done the leader alone is scheduled (`runnable`).
+    that is done the leader is scheduled alone.
 
     Attributes:
         order: sort key of all queues: (priority, number of arrival); lower runs first.
@@ -102,6 +105,7 @@ class Request:
         max_num_tokens: longest a sequence may grow, prompt and output together.
         status: which queue holds it.
         live: sequences that have not ended, by index.
+        is_prefilling: not all of its live sequences have come to decode one token a step.
         prompt_shared: the prompt is in the cache, and every live sequence holds its blocks.
         num_prompt_logprobs: prompt positions, from 1 on, whose log probabilities were told.
     """
@@ -130,6 +134,7 @@ class Request:
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self.sequences = [Sequence(self, first_sequence_id + i, i) for i in range(params.n)]
         self.status = RequestStatus.WAITING
+        self.is_prefilling = True
         self.prompt_shared = False
         self.num_prompt_logprobs = 0
         self.num_preemptions = 0
@@ -147,14 +152,11 @@ class Request:
         """Whether others wait for the leader to compute the prompt that they will share."""
         return len(self.live) > 1 and not self.prompt_shared
 
-    @property
-    def runnable(self) -> list[Sequence]:
-        """Sequences that may be computed now."""
-        return [self.leader] if self.leader_alone else self.live
-
-    def num_tokens_to_compute(self, sequence: Sequence) -> int:
-        """Where the prefill of a runnable sequence ends."""
-        return self.num_prompt_tokens if self.leader_alone else sequence.num_tokens
+    def sampled_with(self, sequence: Sequence) -> tuple[int, ...]:
+        """Ids of the sequences that take a token from the last row of a sequence's prefill."""
+        if self.leader_alone:
+            return tuple(s.sequence_id for s in self.live if not s.output_token_ids)
+        return (sequence.sequence_id,)
 
     def stop_reason(self, sequence: Sequence) -> tuple[FinishReason | None, int | None]:
         """Whether the last token of a sequence ends it: the reason, and the stop token id if
@@ -165,7 +167,7 @@ class Request:
                 return FinishReason.STOP, None
             if output[-1] in params.stop_token_ids:
                 return FinishReason.STOP, output[-1]
-        if self.num_prompt_tokens + len(output) >= self.max_num_tokens:
+        if sequence.num_tokens >= self.max_num_tokens:
             return FinishReason.LENGTH, None
         return None, None
 
@@ -179,6 +181,7 @@ class Request:
             seen.add(past.index)
             sequence = self.sequences[past.index]
             sequence.output_token_ids = list(past.output_token_ids)
+            sequence.num_tokens += len(past.output_token_ids)
             sequence.cumulative_logprob = past.cumulative_logprob
             sequence.finish_reason = past.finish_reason
             if past.output_token_ids:

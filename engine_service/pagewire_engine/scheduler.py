@@ -85,38 +85,27 @@ class Schedule:
         ]
 
 
-class _Draft:
-    """A step while it is put together: two runs of entries, and what is left of the budget."""
+class _Share:
+    """The decodes' or the prefills' share of a step while it is put together."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.prefill_budget = budget
-        self.decoding: list[Sequence] = []
-        self.decodes: list[ScheduledSequence] = []
-        self.prefilling: list[Sequence] = []
-        self.prefills: list[ScheduledSequence] = []
+        self.sequences: list[Sequence] = []
+        self.entries: list[ScheduledSequence] = []
+
+
+class _Draft:
+    """A step while it is put together."""
+
+    def __init__(self, budget: int, num_decodes: int) -> None:
+        # Every decode gets its token before a prefill chunk gets what they leave, or else a long
+        # prompt would hold up all who are being answered.
+        self.decodes = _Share(min(num_decodes, budget))
+        self.prefills = _Share(budget - self.decodes.budget)
         self.new_sequences: list[NewSequence] = []
         self.block_copies: dict[str, list[tuple[int, int]]] = {}
         self.failures: list[tuple[Request, PagewireError]] = []
         self.preempted = False
-
-    def spend(self, num_tokens: int, *, is_decode: bool) -> int:
-        """Takes up to `num_tokens` from the budget; returns how many there were."""
-        if is_decode:
-            num_tokens = min(num_tokens, self.budget)
-        else:
-            num_tokens = min(num_tokens, self.budget, self.prefill_budget)
-            self.prefill_budget -= num_tokens
-        self.budget -= num_tokens
-        return num_tokens
-
-    def add(self, sequence: Sequence, entry: ScheduledSequence, *, is_decode: bool) -> None:
-        if is_decode:
-            self.decoding.append(sequence)
-            self.decodes.append(entry)
-        else:
-            self.prefilling.append(sequence)
-            self.prefills.append(entry)
 
 
 class Scheduler:
@@ -201,7 +190,7 @@ class Scheduler:
 
     def schedule(self, step: int) -> Schedule:
         """Chooses the tokens of a step, and gives them their slots."""
-        draft = _Draft(self.settings.max_num_batched_tokens)
+        draft = _Draft(self.settings.max_num_batched_tokens, self._count_decodes())
         self._schedule_running(draft)
         if not self.swapped and not draft.preempted:
             self._admit_waiting(draft)
@@ -219,20 +208,24 @@ class Scheduler:
                     sequence.num_computed_tokens = leader.num_computed_tokens
             request.prompt_shared = True
 
+    def _count_decodes(self) -> int:
+        num_decodes = 0
+        for request in self.running:
+            if request.is_prefilling:
+                request.is_prefilling = not all(s.is_decoding for s in request.live)
+            if not request.is_prefilling:
+                num_decodes += len(request.live)
+        return num_decodes
+
     def _schedule_running(self, draft: _Draft) -> None:
-        # Every decode gets its token before a prefill chunk gets what they leave, or else a long
-        # prompt would hold up all who are being answered.
-        num_decodes = sum(s.is_decoding for request in self.running for s in request.runnable)
-        draft.prefill_budget = max(0, draft.budget - num_decodes)
         position = 0
-        while position < len(self.running) and draft.budget > 0:
+        while position < len(self.running):
             if self._schedule_request(draft, self.running[position]):
                 position += 1
 
     def _admit_waiting(self, draft: _Draft) -> None:
-        draft.prefill_budget = draft.budget  # every decode has its token
         num_seqs = sum(len(request.live) for request in self.running)
-        while self.waiting and draft.budget > 0:
+        while self.waiting and draft.prefills.budget > 0:
             request = self.waiting[0]
             if num_seqs + len(request.live) > self.settings.max_num_seqs:
                 return
@@ -267,59 +260,55 @@ class Scheduler:
     def _schedule_request(self, draft: _Draft, request: Request) -> bool:
         """Schedules what can be computed of a running request, preempting from the end of
         `running` where blocks lack. Returns whether the request is still running."""
-        parts: list[tuple[Sequence, int, bool]] = []
+        share = draft.prefills if request.is_prefilling else draft.decodes
+        alone = request.leader_alone
+        sequences: list[Sequence] = []
+        entries: list[ScheduledSequence] = []
         copies: list[tuple[int, int]] = []
-        for sequence in request.runnable:
-            is_decode = sequence.is_decoding
-            remaining = request.num_tokens_to_compute(sequence) - sequence.num_computed_tokens
-            num_tokens = draft.spend(remaining, is_decode=is_decode)
-            if num_tokens == 0:
-                continue
-            while not self.blocks.can_append_slots(sequence, num_tokens):
+        for sequence in (request.leader,) if alone else request.live:
+            end = request.num_prompt_tokens if alone else sequence.num_tokens
+            num_tokens = end - sequence.num_computed_tokens
+            samples = num_tokens <= share.budget
+            if not samples:
+                num_tokens = share.budget
+                if num_tokens == 0:
+                    break
+            while (copied := self.blocks.append_slots(sequence, num_tokens)) is None:
                 if self._make_room(draft) is request:
                     return False
-            copy = self.blocks.append_slots(sequence, num_tokens)
-            if copy is not None:
-                copies.append(copy)
+            if copied:
+                copies.extend(copied)
                 index = sequence.num_computed_tokens // self.settings.block_size
                 sequence.num_blocks_told = min(sequence.num_blocks_told, index)
-            parts.append((sequence, num_tokens, is_decode))
-        for sequence, num_tokens, is_decode in parts:
-            draft.add(sequence, self._entry(sequence, num_tokens), is_decode=is_decode)
+            share.budget -= num_tokens
+            sequences.append(sequence)
+            entries.append(self._entry(sequence, num_tokens, samples))
+        share.sequences.extend(sequences)
+        share.entries.extend(entries)
         if copies:
             draft.block_copies[request.request_id] = copies
         return True
 
-    def _entry(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        request = sequence.request
-        end = sequence.num_computed_tokens + num_tokens
-        if end < request.num_tokens_to_compute(sequence):
-            sample_for: tuple[int, ...] = ()
-        elif request.leader_alone:
-            sample_for = tuple(s.sequence_id for s in request.live if not s.output_token_ids)
-        else:
-            sample_for = (sequence.sequence_id,)
-        told, num_blocks = sequence.num_blocks_told, self.blocks.blocks_for(end)
-        sequence.num_blocks_told = num_blocks
+    def _entry(self, sequence: Sequence, num_tokens: int, samples: bool) -> ScheduledSequence:
+        """The sequence's part of the plan, with the end of its block table that is news."""
+        start, told = sequence.num_computed_tokens, sequence.num_blocks_told
+        sequence.num_blocks_told = self.blocks.blocks_for(start + num_tokens)
+        new_blocks = self.blocks.block_table(sequence)[told : sequence.num_blocks_told]
+        sample_for = sequence.request.sampled_with(sequence) if samples else ()
         return ScheduledSequence(
-            sequence_id=sequence.sequence_id,
-            start=sequence.num_computed_tokens,
-            num_tokens=num_tokens,
-            table_start=told,
-            block_ids=self.blocks.block_table(sequence)[told:num_blocks],
-            sample_for=sample_for,
+            sequence.sequence_id, start, num_tokens, told, new_blocks, sample_for
         )
 
     def _finish(self, draft: _Draft, step: int) -> Schedule:
-        plan = StepPlan(step=step, scheduled=draft.decodes + draft.prefills)
+        plan = StepPlan(step, scheduled=draft.decodes.entries + draft.prefills.entries)
         if plan.scheduled:
             copies = [copy for group in draft.block_copies.values() for copy in group]
             plan = StepPlan(step, draft.new_sequences, plan.scheduled, self._forgotten, copies)
             self._forgotten = []
         return Schedule(
             plan=plan,
-            sequences=draft.decoding + draft.prefilling,
-            num_decodes=len(draft.decodes),
+            sequences=draft.decodes.sequences + draft.prefills.sequences,
+            num_decodes=len(draft.decodes.entries),
             block_copies=draft.block_copies,
             failures=draft.failures,
         )
@@ -343,6 +332,7 @@ class Scheduler:
         for sequence in request.live:
             sequence.num_computed_tokens = 0
             sequence.num_blocks_told = 0
+        request.is_prefilling = True
         request.prompt_shared = False
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1

@@ -34,7 +34,7 @@ class NewSequence:
     sampling_params: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a sequence and step: frozen, it would take four times as long to make
 class ScheduledSequence:
     """One sequence's part of a step: compute tokens [start, start + num_tokens) of prompt + output.
 
@@ -80,7 +80,7 @@ class StepPlan:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token: see ScheduledSequence
 class SampledToken:
     """A token chosen for a sequence.
 
