@@ -1,0 +1,89 @@
+"""The frontend's settings: one definition for flags, YAML and environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from pagewire.errors import InvalidArgumentError
+
+
+class FrontendConfig(BaseModel):
+    """Settings of `pagewire-frontend`. Field names in kebab-case are its flags."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: str = Field(
+        default="127.0.0.1:50061", description="HOST:PORT of the engine's control API."
+    )
+    host: str = Field(
+        default="localhost",
+        description="Address to listen on; localhost: both loopbacks, 127.0.0.1 and ::1; "
+        "*: every address of the machine.",
+    )
+    http_port: int = Field(
+        default=8000,
+        ge=0,
+        le=65535,
+        description="Port of the OpenAI-compatible API; 0: a free one.",
+    )
+    grpc_port: int = Field(
+        default=50051, ge=0, le=65535, description="Port of the gRPC API; 0: a free one."
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="Jinja file (or the template itself) that replaces the model's chat template.",
+    )
+    allow_request_chat_template: bool = Field(
+        default=False, description="Let requests bring a chat template of their own."
+    )
+    parse_control_tokens_in_chat: bool = Field(
+        default=False,
+        description="Read control tokens such as <|im_end|> in chat messages as such, not as text.",
+    )
+    parse_control_tokens_in_prompts: bool = Field(
+        default=True, description="Read control tokens in raw prompts as such, not as text."
+    )
+    max_request_bytes: int = Field(
+        default=16 << 20, ge=1024, description="Largest request body or gRPC message, in bytes."
+    )
+    failover_window_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds that streams wait for a lost engine; then they fail as UNAVAILABLE.",
+    )
+    grace_period_s: float = Field(
+        default=10.0, ge=0, description="Seconds that running requests get to end at shutdown."
+    )
+    sse_keepalive_s: float = Field(
+        default=15.0, gt=0, description="Seconds of silence before an SSE stream sends a comment."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe messages to log; debug: each HTTP request too."
+    )
+
+    @field_validator("engine")
+    @classmethod
+    def _check_engine(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+            raise ValueError("must be HOST:PORT, such as 127.0.0.1:50061")
+        return value
+
+
+def read_chat_template(value: str | None) -> str | None:
+    """The text of a `chat_template` setting, which is a file's path or the template itself.
+
+    Raises:
+        InvalidArgumentError: it is neither.
+    """
+    if value is None or "{{" in value or "{%" in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidArgumentError(
+            "chat_template", f"{value!r} is neither a readable file nor a Jinja template ({error})"
+        ) from None

@@ -1,0 +1,26 @@
+"""How an unexpected exception is told: to the log without a request's content, to the client
+without our insides."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from pagewire.errors import InternalError, PagewireError
+
+logger = logging.getLogger(__name__)
+
+
+def as_pagewire_error(error: Exception) -> PagewireError:
+    """The error itself where it is one of ours; else it is logged and an InternalError stands for
+    it.
+
+    The log gets the exception's type and frames but not its message, which may quote a prompt.
+    """
+    if isinstance(error, PagewireError):
+        return error
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("a request failed with %s\n%s", type(error).__name__, frames)
+    return InternalError(
+        f"the server failed on this request ({type(error).__name__}); its log says where"
+    )

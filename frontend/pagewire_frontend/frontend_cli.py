@@ -1,0 +1,86 @@
+"""`pagewire-frontend`: text over gRPC and HTTP in front of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+
+from pagewire.errors import PagewireError
+from pagewire.settings import SettingsError, parse_settings
+from pagewire_frontend.config import FrontendConfig
+
+_PROG = "pagewire-frontend"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the frontend until SIGINT or SIGTERM. A second signal ends it at once."""
+    config = parse_settings(
+        FrontendConfig,
+        argv,
+        prog=_PROG,
+        description="Serves the gRPC and the OpenAI-compatible API in front of one engine.",
+        positional=["engine"],
+    )
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config))
+    except (OSError, SettingsError, PagewireError) as error:
+        print(f"{_PROG}: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+async def _serve(config: FrontendConfig) -> None:
+    from pagewire_frontend.server import FrontendServer, describe_addresses
+
+    server = FrontendServer(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            # Asked twice: whoever waits does not want to.
+            sys.stderr.flush()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    await server.start(wait_for_engine=False)
+    _say(f"waiting for the engine at {config.engine}; answering on {describe_addresses(server)}")
+    stopped = asyncio.create_task(stop.wait())
+    connected = asyncio.create_task(server.wait_until_connected())
+    try:
+        await asyncio.wait({stopped, connected}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            connected.result()
+            _say(f"{_PROG} is ready: {describe_addresses(server)}")
+            await stopped
+            _say(f"stopping: running requests get {config.grace_period_s:g} s")
+    finally:
+        connected.cancel()
+        await server.stop()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.Loop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The one place where errors become gRPC statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from pagewire.errors import ErrorCode, PagewireError
+from pagewire_frontend.faults import as_pagewire_error
+
+# A full queue empties within a second or so; a lost engine takes seconds to restart.
+_DEFAULT_RETRY_S = {ErrorCode.RESOURCE_EXHAUSTED: 1.0, ErrorCode.UNAVAILABLE: 5.0}
+
+_SAMPLING_FIELDS = frozenset(
+    (
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "seed",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "max_tokens",
+        "logprobs",
+        "prompt_logprobs",
+    )
+)
+_TEXT_FIELDS = frozenset(("stop", "include_stop_str_in_output", "skip_special_tokens"))
+_TEMPLATE_FIELDS = frozenset(
+    ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+)
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Awaitable[Any]])
+
+
+def field_path(field: str) -> str:
+    """The path of a field in the request message: `top_p` is `sampling_params.top_p` there."""
+    name = field.split("[", 1)[0].split(".", 1)[0]
+    if name in _SAMPLING_FIELDS:
+        return f"sampling_params.{field}"
+    if name in _TEXT_FIELDS:
+        return f"text_params.{field}"
+    if name in _TEMPLATE_FIELDS:
+        return f"template_params.{field}"
+    return field
+
+
+def to_status(error: PagewireError) -> status_pb2.Status:
+    """google.rpc.Status: BadRequest names the field, RetryInfo says when a retry makes sense."""
+    path = field_path(error.field)
+    message = f"{path}: {error.message}" if path else error.message
+    details: list[Message] = []
+    if path:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=path, description=error.message
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    retry_after_s = error.retry_after_s or _DEFAULT_RETRY_S.get(error.code)
+    if retry_after_s is not None:
+        delay = Duration()
+        delay.FromNanoseconds(int(retry_after_s * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    status = status_pb2.Status(code=int(error.code), message=message)
+    for detail in details:
+        packed = AnyMessage()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PagewireError) -> NoReturn:
+    """Ends the call with the error's status."""
+    status = rpc_status.to_status(to_status(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def answers_errors(handler: HandlerT) -> HandlerT:
+    """Turns what a servicer's method raises into the call's status."""
+
+    @wraps(handler)
+    async def wrapped(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await handler(self, request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await abort(context, as_pagewire_error(error))
+
+    return wrapped  # type: ignore[return-value]  # wraps() loses the callable's own type

@@ -1,0 +1,227 @@
+"""pagewire.v1.Inference."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NoReturn
+
+import grpc
+
+from pagewire.errors import InvalidArgumentError, UnimplementedError
+from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.grpc_api import requests
+from pagewire_frontend.grpc_api.errors import answers_errors
+from pagewire_frontend.grpc_api.responses import (
+    fill_output,
+    fill_usage,
+    in_chunks,
+    position_text,
+    prompt_position,
+)
+from pagewire_frontend.grpc_api.streams import ResponseStream
+from pagewire_frontend.request_ids import check_request_id
+from pagewire_frontend.serving import Serving
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+# Rendering or tokenising more than this many characters would hold up other streams.
+LONG_TEXT = 20_000
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[misc]  # generated, untyped
+    """Text in, text out. Thin: what a request means is `generation`'s business."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    @answers_errors
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
+        generation_request = self._generate_request(request)
+        async with self._serving.run(generation_request) as generation:
+            response = inference_pb2.GenerateResponse(
+                request_id=generation_request.request_id, model=generation_request.model
+            )
+            await ResponseStream(context, response).write_all(generation)
+
+    @answers_errors
+    async def GenerateUnary(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.GenerateResponse:
+        """One message, however long: clients that ask for many prompt logprobs stream, or raise
+        their limit."""
+        generation_request = self._generate_request(request)
+        async with self._serving.run(generation_request) as generation:
+            whole = await generation.collect()
+            response = inference_pb2.GenerateResponse(
+                request_id=generation_request.request_id, model=generation_request.model
+            )
+            for sequence in whole.sequences:
+                output = response.outputs.add()
+                fill_output(output, sequence)
+                output.text = sequence.text
+                for chunk in in_chunks(sequence.logprobs, position_text):
+                    output.logprobs.extend(chunk)
+            for prompt_chunk in in_chunks(whole.prompt_logprobs, prompt_position):
+                response.prompt_logprobs.extend(prompt_chunk)
+            fill_usage(response.usage, generation.usage())
+        return response
+
+    @answers_errors
+    async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> None:
+        generation_request = await self._chat_request(request)
+        async with self._serving.run(generation_request) as generation:
+            response = inference_pb2.ChatResponse(
+                request_id=generation_request.request_id, model=generation_request.model
+            )
+            await ResponseStream(context, response).write_all(generation)
+
+    @answers_errors
+    async def ChatUnary(
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> inference_pb2.ChatResponse:
+        generation_request = await self._chat_request(request)
+        async with self._serving.run(generation_request) as generation:
+            whole = await generation.collect()
+            response = inference_pb2.ChatResponse(
+                request_id=generation_request.request_id, model=generation_request.model
+            )
+            for sequence in whole.sequences:
+                choice = response.choices.add()
+                fill_output(choice, sequence)
+                choice.content = sequence.text
+                for chunk in in_chunks(sequence.logprobs, position_text):
+                    choice.logprobs.extend(chunk)
+            fill_usage(response.usage, generation.usage())
+        return response
+
+    @answers_errors
+    async def RenderChat(
+        self, request: inference_pb2.RenderChatRequest, context: Context
+    ) -> inference_pb2.RenderChatResponse:
+        self._serving.generation.check_model(request.model)
+        rendered = await self._render(request)
+        return inference_pb2.RenderChatResponse(
+            prompt=rendered.prompt, token_ids=rendered.token_ids
+        )
+
+    @answers_errors
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        generation = self._serving.generation
+        generation.check_model(request.model)
+        tokenizer = generation.tokenizer
+
+        def tokenize() -> tuple[list[int], list[str]]:
+            token_ids = tokenizer.encode(
+                request.text,
+                add_special_tokens=_default_true(request, "add_special_tokens"),
+                parse_special_tokens=_default_true(request, "parse_special_tokens"),
+            )
+            return token_ids, [tokenizer.token_text(token_id) for token_id in token_ids]
+
+        token_ids, tokens = (
+            await asyncio.to_thread(tokenize) if len(request.text) > LONG_TEXT else tokenize()
+        )
+        return inference_pb2.TokenizeResponse(
+            token_ids=token_ids, tokens=tokens, max_model_len=generation.model_info.max_model_len
+        )
+
+    @answers_errors
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        generation = self._serving.generation
+        generation.check_model(request.model)
+        token_ids = list(request.token_ids)
+        check_token_ids(token_ids, generation.model_info.vocab_size)
+        text = generation.tokenizer.decode(
+            token_ids, skip_special_tokens=request.skip_special_tokens
+        )
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    @answers_errors
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsResponse:
+        info = self._serving.generation.model_info
+        model = inference_pb2.Model(
+            id=info.served_model_name,
+            root=info.served_model_name,
+            created=info.created,
+            max_model_len=info.max_model_len,
+        )
+        return inference_pb2.ListModelsResponse(models=[model])
+
+    @answers_errors
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> NoReturn:
+        self._refuse("embeddings", request.model)
+
+    @answers_errors
+    async def Classify(self, request: inference_pb2.ClassifyRequest, context: Context) -> NoReturn:
+        self._refuse("class probabilities", request.model)
+
+    @answers_errors
+    async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> NoReturn:
+        self._refuse("scores", request.model)
+
+    def _refuse(self, what: str, model: str) -> NoReturn:
+        name = self._serving.generation.check_model(model)
+        raise UnimplementedError(f"{name} generates text; it gives no {what}")
+
+    def _generate_request(self, request: inference_pb2.GenerateRequest) -> GenerationRequest:
+        model = self._serving.generation.check_model(request.model)
+        return requests.generation_request(request, model, self._defaults())
+
+    async def _chat_request(self, request: inference_pb2.ChatRequest) -> GenerationRequest:
+        model = self._serving.generation.check_model(request.model)
+        request_id = check_request_id(request.request_id)
+        params = requests.sampling_params(
+            request.sampling_params, request.text_params, self._defaults()
+        )
+        if params.prompt_logprobs is not None:
+            raise InvalidArgumentError(
+                "prompt_logprobs", "Chat does not report them; Generate does"
+            )
+        if request.tools:
+            raise InvalidArgumentError(
+                "tools", "tool calls are not parsed yet; RenderChat takes tools for previews"
+            )
+        rendered = await self._render(request)
+        return GenerationRequest(
+            request_id=request_id,
+            model=model,
+            prompt_token_ids=rendered.token_ids,
+            sampling_params=params,
+            add_special_tokens=False,
+            priority=request.priority,
+        )
+
+    async def _render(
+        self, request: inference_pb2.ChatRequest | inference_pb2.RenderChatRequest
+    ) -> Any:
+        messages = requests.chat_messages(request.messages)
+        arguments = requests.template_arguments(request.template_params)
+        tools = requests.tool_definitions(request.tools)
+        render = self._serving.generation.render_chat
+        if request.ByteSize() > LONG_TEXT:
+            return await asyncio.to_thread(render, messages, tools=tools, **arguments)
+        return render(messages, tools=tools, **arguments)
+
+    def _defaults(self) -> SamplingParams:
+        return self._serving.generation.model_info.default_sampling_params
+
+
+def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
+    """Raises InvalidArgumentError for an id the model does not have."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgumentError(
+                "token_ids", f"{token_id} is outside the vocabulary of {vocab_size}"
+            )
+
+
+def _default_true(request: inference_pb2.TokenizeRequest, field: str) -> bool:
+    return bool(getattr(request, field)) if request.HasField(field) else True

@@ -1,0 +1,159 @@
+"""Request messages to what `generation` takes; what can't be served is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct
+
+from pagewire.conversion import sampling_params_from_proto
+from pagewire.errors import InvalidArgumentError
+from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.request_ids import check_request_id
+
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+DEFAULT_MAX_TOKENS = 16
+
+
+def sampling_params(
+    message: sampling_pb2.SamplingParams,
+    text: inference_pb2.TextParams,
+    defaults: SamplingParams,
+) -> SamplingParams:
+    """Both messages over the model's defaults.
+
+    Raises:
+        InvalidArgumentError: a value that can't be served.
+    """
+    params = sampling_params_from_proto(message, defaults)
+    changes: dict[str, Any] = {}
+    if text.stop:
+        changes["stop"] = tuple(text.stop)
+    if text.HasField("include_stop_str_in_output"):
+        changes["include_stop_str_in_output"] = text.include_stop_str_in_output
+    if text.HasField("skip_special_tokens"):
+        changes["skip_special_tokens"] = text.skip_special_tokens
+    return replace(params, **changes) if changes else params
+
+
+def generation_request(
+    request: inference_pb2.GenerateRequest, model: str, defaults: SamplingParams
+) -> GenerationRequest:
+    """A Generate call's request."""
+    params = sampling_params(request.sampling_params, request.text_params, defaults)
+    if params.max_tokens is None:
+        params = replace(params, max_tokens=DEFAULT_MAX_TOKENS)
+    case = request.WhichOneof("prompt")
+    if case is None:
+        raise InvalidArgumentError("prompt", "set text or token_ids")
+    return GenerationRequest(
+        request_id=check_request_id(request.request_id),
+        model=model,
+        prompt=request.text if case == "text" else None,
+        prompt_token_ids=list(request.token_ids.ids) if case == "token_ids" else None,
+        sampling_params=params,
+        add_special_tokens=(
+            request.add_special_tokens if request.HasField("add_special_tokens") else True
+        ),
+        priority=request.priority,
+    )
+
+
+def chat_messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[str, Any]]:
+    """The messages in OpenAI's shape.
+
+    Raises:
+        InvalidArgumentError: none at all, an unknown role, or content that is not text.
+    """
+    converted = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    if not converted:
+        raise InvalidArgumentError("messages", "at least one message is needed")
+    return converted
+
+
+def _message(path: str, message: inference_pb2.ChatMessage) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise InvalidArgumentError(
+            f"{path}.role", f"must be one of {', '.join(sorted(ROLES))}, not {message.role!r}"
+        )
+    texts = [_text(f"{path}.content[{i}]", part) for i, part in enumerate(message.content)]
+    converted: dict[str, Any] = {"role": message.role}
+    if len(texts) > 1:
+        converted["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        converted["content"] = texts[0] if texts else ""
+    if message.name:
+        converted["name"] = message.name
+    if message.tool_calls:
+        converted["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        converted["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content:
+        converted["reasoning_content"] = message.reasoning_content
+    return converted
+
+
+def _text(path: str, part: inference_pb2.ContentPart) -> str:
+    case = part.WhichOneof("part")
+    if case == "text":
+        return part.text
+    if case is None:
+        raise InvalidArgumentError(
+            f"{path}.part", "is empty or of a kind this server does not know"
+        )
+    raise InvalidArgumentError(f"{path}.{case}", f"this model takes text only, no {case}")
+
+
+def template_arguments(params: inference_pb2.ChatTemplateParams) -> dict[str, Any]:
+    """Keyword arguments of `Generation.render_chat`."""
+    return {
+        "chat_template": params.chat_template if params.HasField("chat_template") else None,
+        "chat_template_kwargs": _plain(params.chat_template_kwargs) or None,
+        "add_generation_prompt": (
+            params.add_generation_prompt if params.HasField("add_generation_prompt") else None
+        ),
+        "continue_final_message": params.continue_final_message,
+    }
+
+
+def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]] | None:
+    """Tools in OpenAI's shape, as chat templates want them; None for none."""
+    converted = []
+    for index, tool in enumerate(tools):
+        if not tool.name:
+            raise InvalidArgumentError(f"tools[{index}].name", "must not be empty")
+        function = {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": _plain(tool.parameters),
+        }
+        converted.append({"type": "function", "function": function})
+    return converted or None
+
+
+def _plain(struct: Struct) -> dict[str, Any]:
+    converted: dict[str, Any] = _whole_numbers(MessageToDict(struct))
+    return converted
+
+
+def _whole_numbers(value: Any) -> Any:
+    # A Struct knows doubles only; a template that is given 5 must not print 5.0.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value]
+    return value

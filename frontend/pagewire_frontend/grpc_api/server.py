@@ -1,0 +1,90 @@
+"""The gRPC server: services, health, reflection, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pagewire.v1 import (
+    inference_pb2,
+    inference_pb2_grpc,
+    operations_pb2,
+    operations_pb2_grpc,
+)
+from pagewire_frontend.grpc_api.inference import InferenceServicer
+from pagewire_frontend.grpc_api.operations import AdaptersServicer, ObservabilityServicer
+from pagewire_frontend.serving import Serving
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+_SERVICES = (
+    INFERENCE,
+    operations_pb2.DESCRIPTOR.services_by_name["Adapters"].full_name,
+    operations_pb2.DESCRIPTOR.services_by_name["Observability"].full_name,
+    health.SERVICE_NAME,
+    reflection.SERVICE_NAME,
+)
+
+
+def _options(max_request_bytes: int) -> list[tuple[str, int]]:
+    return [
+        # Core refuses by the length prefix, before it has read the message.
+        ("grpc.max_receive_message_length", max_request_bytes),
+        ("grpc.max_send_message_length", -1),
+        # A port in use must be an error, not a second server that gets half of the connections.
+        ("grpc.so_reuseport", 0),
+        # Clients behind NATs ping often, and through long silences (a queue, a long prefill). Core
+        # cuts them off after two early pings unless told this; its option
+        # min_recv_ping_interval_without_data_ms does not exist and is ignored in silence.
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # A client that vanished without a FIN must not hold blocks for ever.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+class GrpcServer:
+    """grpc.aio server on a list of addresses."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # behind an `if`
+        self._server = grpc.aio.server(options=_options(serving.config.max_request_bytes))
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(serving), self._server)
+        operations_pb2_grpc.add_AdaptersServicer_to_server(AdaptersServicer(), self._server)
+        operations_pb2_grpc.add_ObservabilityServicer_to_server(
+            ObservabilityServicer(), self._server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]  # untyped
+            self._health, self._server
+        )
+        reflection.enable_server_reflection(_SERVICES, self._server)
+
+    async def start(self, addresses: Sequence[str]) -> None:
+        """Binds each HOST:PORT and serves.
+
+        Raises:
+            OSError: an address can't be bound.
+        """
+        for address in addresses:
+            try:
+                self._server.add_insecure_port(address)
+            except RuntimeError as error:
+                raise OSError(f"--grpc-port: can't listen on {address}: {error}") from None
+        await self.set_ready(False)
+        await self._server.start()
+
+    async def set_ready(self, ready: bool) -> None:
+        """What health checks of pagewire.v1.Inference are told; "" says the process lives."""
+        serving_status = health_pb2.HealthCheckResponse.ServingStatus
+        await self._health.set(
+            INFERENCE, serving_status.SERVING if ready else serving_status.NOT_SERVING
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new call, and ends the running ones after `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

@@ -1,0 +1,86 @@
+"""The streaming calls' inner loop: it runs once a step and stream, so it refills one response
+message for each write, and allocates nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+
+from pagewire.v1 import inference_pb2
+from pagewire_frontend.generation_types import TextDelta
+from pagewire_frontend.grpc_api.responses import (
+    MESSAGE_BUDGET,
+    fill_output,
+    fill_usage,
+    in_chunks,
+    position_text,
+    prompt_position,
+)
+from pagewire_frontend.serving import MeteredGeneration
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ResponseStream:
+    """Writes one call's responses.
+
+    Args:
+        context: of the call.
+        response: with request_id and model set; it is refilled for each write.
+    """
+
+    __slots__ = ("_is_chat", "_outputs", "_response", "_write")
+
+    def __init__(
+        self,
+        context: Context,
+        response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse,
+    ) -> None:
+        self._is_chat = isinstance(response, inference_pb2.ChatResponse)
+        self._response: Any = cast(Any, response)
+        self._outputs = self._response.choices if self._is_chat else self._response.outputs
+        self._write = context.write
+
+    async def write_all(self, generation: MeteredGeneration) -> None:
+        """Reads the generation to its end. Prompt logprobs go first, usage comes last."""
+        response, outputs = self._response, self._outputs
+        has_usage = False
+        async for update in generation:
+            for chunk in in_chunks(update.prompt_logprobs, prompt_position):
+                response.prompt_logprobs.extend(chunk)
+                await self._write(response)
+                del response.prompt_logprobs[:]
+            for delta in update.deltas:
+                logprobs = await self._write_ahead(delta) if delta.logprobs else None
+                output = outputs.add()
+                fill_output(output, delta)
+                if self._is_chat:
+                    output.content = delta.text
+                else:
+                    output.text = delta.text
+                if logprobs:
+                    output.logprobs.extend(logprobs)
+            if update.times is not None:
+                fill_usage(response.usage, generation.usage())
+                has_usage = True
+            if outputs or has_usage:
+                # `write` serialises before it first yields to the loop: the message is ours again.
+                await self._write(response)
+                del outputs[:]
+        if not has_usage:
+            fill_usage(response.usage, generation.usage())
+            await self._write(response)
+
+    async def _write_ahead(self, delta: TextDelta) -> list[inference_pb2.PositionText]:
+        """Sends what would make one message too long; returns the logprobs that are left."""
+        *ahead, last = in_chunks(delta.logprobs, position_text)
+        size = sum(position.ByteSize() for position in last)
+        if self._outputs and self._response.ByteSize() + size > MESSAGE_BUDGET:
+            await self._write(self._response)
+            del self._outputs[:]
+        for chunk in ahead:
+            self._outputs.add(index=delta.index, logprobs=chunk)
+            await self._write(self._response)
+            del self._outputs[:]
+        return last

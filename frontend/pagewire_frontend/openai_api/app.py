@@ -1,0 +1,122 @@
+"""The FastAPI application: routes, and errors in OpenAI's shape wherever they arise."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+import pagewire
+from pagewire_frontend.faults import as_pagewire_error
+from pagewire_frontend.openai_api import operations
+from pagewire_frontend.openai_api.chat_completions import create_chat_completion
+from pagewire_frontend.openai_api.completions import create_completion
+from pagewire_frontend.openai_api.errors import error_body, error_response
+from pagewire_frontend.openai_api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from pagewire_frontend.openai_api.requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from pagewire_frontend.serving import Serving
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(serving: Serving) -> ASGIApp:
+    """The HTTP API over one engine."""
+    app = FastAPI(title="pagewire", version=pagewire.__version__, redirect_slashes=False)
+    app.add_exception_handler(HTTPException, _routing_error)
+
+    def route(method: str, path: str, endpoint: Endpoint, body: type[BaseModel] | None) -> None:
+        app.add_api_route(
+            path,
+            _answering_errors(endpoint),
+            methods=[method],
+            response_class=Response,
+            name=endpoint.__name__,
+            openapi_extra=_body_schema(body) if body else None,
+        )
+
+    async def chat_completions(request: Request) -> Response:
+        return await create_chat_completion(serving, request)
+
+    async def completions(request: Request) -> Response:
+        return await create_completion(serving, request)
+
+    async def models(request: Request) -> Response:
+        return operations.list_models(serving)
+
+    async def model(request: Request) -> Response:
+        return operations.get_model(serving, request.path_params["name"])
+
+    async def health(request: Request) -> Response:
+        return operations.health(serving)
+
+    async def live(request: Request) -> Response:
+        return operations.json_response({"status": "ok"})
+
+    async def metrics(request: Request) -> Response:
+        return operations.metrics(serving)
+
+    async def version(request: Request) -> Response:
+        return operations.version()
+
+    async def tokenize(request: Request) -> Response:
+        return await operations.tokenize(serving, request)
+
+    async def detokenize(request: Request) -> Response:
+        return await operations.detokenize(serving, request)
+
+    async def tokenizer_info(request: Request) -> Response:
+        return operations.tokenizer_info(serving)
+
+    route("POST", "/v1/chat/completions", chat_completions, ChatBody)
+    route("POST", "/v1/completions", completions, CompletionBody)
+    route("GET", "/v1/models", models, None)
+    route("GET", "/v1/models/{name:path}", model, None)
+    route("GET", "/health", health, None)
+    route("GET", "/health/live", live, None)
+    route("GET", "/metrics", metrics, None)
+    route("GET", "/version", version, None)
+    route("POST", "/tokenize", tokenize, TokenizeBody)
+    route("POST", "/detokenize", detokenize, DetokenizeBody)
+    route("GET", "/tokenizer_info", tokenizer_info, None)
+    return RequestIdMiddleware(BodyLimitMiddleware(app, serving.config.max_request_bytes))
+
+
+def _answering_errors(endpoint: Endpoint) -> Endpoint:
+    async def answering(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Exception as error:
+            return error_response(as_pagewire_error(error))
+
+    return answering
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    """404 and 405."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    text = {
+        404: f"there is no {request.url.path} here",
+        405: f"{request.method} is not allowed on {request.url.path}",
+    }.get(status, str(getattr(error, "detail", "")))
+    return Response(error_body(status, text), status, headers, media_type="application/json")
+
+
+def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": body.model_json_schema()}},
+        }
+    }

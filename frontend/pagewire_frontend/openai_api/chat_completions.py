@@ -1,0 +1,176 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pagewire_frontend.generation_types import GenerationRequest, TextDelta
+from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
+from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
+from pagewire_frontend.openai_api.logprobs import chat_logprobs
+from pagewire_frontend.openai_api.messages import check_messages
+from pagewire_frontend.openai_api.requests import ChatBody, read_body, renaming
+from pagewire_frontend.serving import MeteredGeneration, Serving, WholeSequence
+
+# Rendering or tokenising more than this many bytes would hold up other streams.
+_LONG_BODY = 20_000
+
+
+async def create_chat_completion(serving: Serving, request: Request) -> Response:
+    """Answers a conversation.
+
+    Raises:
+        PagewireError: the request was refused, or failed before its answer began.
+    """
+    body = await read_body(request, ChatBody)
+    streams = body.streams
+    names = {"prompt": "messages", "prompt_token_ids": "messages"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    with renaming(names):
+        generation_request = await _generation_request(serving, request, body)
+        generation = await serving.start(generation_request)
+    reply = _ChatReply(generation, generation_request, body)
+    if streams:
+        return EventStream(
+            [reply.write], reply.closing, generation.aclose, serving.config.sse_keepalive_s
+        )
+    try:
+        whole = await unless_disconnected(request.receive, reply.whole())
+    finally:
+        await generation.aclose()
+    return Response(whole, media_type="application/json")
+
+
+async def _generation_request(
+    serving: Serving, request: Request, body: ChatBody
+) -> GenerationRequest:
+    generation = serving.generation
+    model = generation.check_model(body.model or "")
+    params = body.chat_sampling_params(generation.model_info.default_sampling_params)
+    messages = check_messages(body.messages)
+    arguments: dict[str, Any] = {
+        "tools": body.tools,
+        "chat_template": body.chat_template,
+        "chat_template_kwargs": _template_variables(body),
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": bool(body.continue_final_message),
+    }
+    if len(await request.body()) > _LONG_BODY:
+        rendered = await asyncio.to_thread(generation.render_chat, messages, **arguments)
+    else:
+        rendered = generation.render_chat(messages, **arguments)
+    return GenerationRequest(
+        request_id=request.state.request_id,
+        model=model,
+        prompt_token_ids=rendered.token_ids,
+        sampling_params=params,
+        add_special_tokens=False,
+        priority=body.priority or 0,
+    )
+
+
+def _template_variables(body: ChatBody) -> dict[str, Any] | None:
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        # Templates of reasoning models read it; the others have no use for it, nor has OpenAI's API
+        # for models that do not reason.
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    return variables or None
+
+
+class _ChatReply:
+    """One answer, streamed or whole."""
+
+    def __init__(
+        self, generation: MeteredGeneration, request: GenerationRequest, body: ChatBody
+    ) -> None:
+        self._generation = generation
+        self._num_choices = request.sampling_params.n
+        self._with_token_ids = bool(body.return_token_ids)
+        self._with_logprobs = bool(body.logprobs)
+        self._id = f"chatcmpl-{request.request_id}"
+        self._created = int(time.time())
+        self._model = request.model
+        self._include_usage = body.include_usage
+        self._format = ChunkFormat(
+            object_name="chat.completion.chunk",
+            response_id=self._id,
+            created=self._created,
+            model=request.model,
+            num_choices=self._num_choices,
+            include_usage=self._include_usage,
+        )
+
+    async def write(self, emit: Emit) -> None:
+        """The stream's events, but for the closing ones."""
+        plain = not (self._with_logprobs or self._with_token_ids)
+        text = self._format.text
+        events = [
+            self._format.choice(index, {"role": "assistant", "content": ""})
+            for index in range(self._num_choices)
+        ]
+        async for update in self._generation:
+            for delta in update.deltas:
+                if plain:
+                    if delta.text:
+                        events.append(text(delta.index, delta.text))
+                elif delta.text or delta.token_ids:
+                    events.append(self._detailed(delta))
+                if delta.finish_reason is not None:
+                    events.append(
+                        self._format.choice(
+                            delta.index,
+                            {},
+                            finish_reason=delta.finish_reason,
+                            stop_reason=delta.stop_reason,
+                        )
+                    )
+            if events:
+                await emit(b"".join(events))
+                events.clear()
+
+    def _detailed(self, delta: TextDelta) -> bytes:
+        return self._format.choice(
+            delta.index,
+            {"content": delta.text},
+            logprobs=chat_logprobs(delta.logprobs) if self._with_logprobs else None,
+            token_ids=delta.token_ids if self._with_token_ids else None,
+        )
+
+    def closing(self) -> bytes:
+        """The usage chunk, where it was asked for."""
+        return self._format.usage(self._generation.usage())
+
+    async def whole(self) -> bytes:
+        """The whole answer's JSON."""
+        whole = await self._generation.collect()
+        return orjson.dumps(
+            {
+                "id": self._id,
+                "object": "chat.completion",
+                "created": self._created,
+                "model": self._model,
+                "choices": [self._choice(sequence) for sequence in whole.sequences],
+                "usage": usage_block(self._generation.usage()),
+            }
+        )
+
+    def _choice(self, sequence: WholeSequence) -> dict[str, Any]:
+        reason = sequence.finish_reason
+        choice: dict[str, Any] = {
+            "index": sequence.index,
+            "message": {"role": "assistant", "content": sequence.text, "refusal": None},
+            "logprobs": chat_logprobs(sequence.logprobs) if self._with_logprobs else None,
+            "finish_reason": None if reason is None else FINISH_NAMES[reason],
+            "stop_reason": sequence.stop_reason,
+        }
+        if self._with_token_ids:
+            choice["token_ids"] = sequence.token_ids
+        return choice

@@ -1,0 +1,105 @@
+"""The routes beside generation: models, health, metrics, version, tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+import pagewire
+from pagewire.errors import InvalidArgumentError
+from pagewire_frontend.metrics import CONTENT_TYPE
+from pagewire_frontend.openai_api.requests import DetokenizeBody, TokenizeBody, read_body
+from pagewire_frontend.serving import Serving
+
+_LONG_TEXT = 20_000
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """JSON by orjson."""
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def health(serving: Serving) -> Response:
+    """200 while requests are served, else 503."""
+    if serving.ready:
+        return json_response({"status": "ok"})
+    return json_response({"status": "unavailable", "reason": serving.not_ready_reason}, 503)
+
+
+def version() -> Response:
+    return json_response({"version": pagewire.__version__})
+
+
+def metrics(serving: Serving) -> Response:
+    serving.metrics.set_engine_ready(serving.ready)
+    return Response(serving.metrics.render(), media_type=CONTENT_TYPE)
+
+
+def list_models(serving: Serving) -> Response:
+    return json_response({"object": "list", "data": [_model(serving)]})
+
+
+def get_model(serving: Serving, name: str) -> Response:
+    """One model's card. Raises NotFoundError."""
+    serving.generation.check_model(name)
+    return json_response(_model(serving))
+
+
+def _model(serving: Serving) -> dict[str, Any]:
+    info = serving.generation.model_info
+    return {
+        "id": info.served_model_name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "pagewire",
+        "root": info.served_model_name,
+        "parent": None,
+        "max_model_len": info.max_model_len,
+    }
+
+
+async def tokenize(serving: Serving, request: Request) -> Response:
+    """`{"prompt": text}` to its token ids."""
+    body = await read_body(request, TokenizeBody)
+    generation = serving.generation
+    generation.check_model(body.model or "")
+    tokenizer = generation.tokenizer
+
+    def encode() -> list[int]:
+        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+
+    is_long = len(body.prompt) > _LONG_TEXT
+    token_ids = await asyncio.to_thread(encode) if is_long else encode()
+    return json_response(
+        {
+            "count": len(token_ids),
+            "max_model_len": generation.model_info.max_model_len,
+            "tokens": token_ids,
+            "token_strs": [tokenizer.token_text(token_id) for token_id in token_ids],
+        }
+    )
+
+
+async def detokenize(serving: Serving, request: Request) -> Response:
+    """`{"tokens": ids}` to their text."""
+    body = await read_body(request, DetokenizeBody)
+    generation = serving.generation
+    generation.check_model(body.model or "")
+    vocab_size = generation.model_info.vocab_size
+    for token_id in body.tokens:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgumentError(
+                "tokens", f"{token_id} is outside the vocabulary of {vocab_size}"
+            )
+    return json_response(
+        {"prompt": generation.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    )
+
+
+def tokenizer_info(serving: Serving) -> Response:
+    """The control tokens by role; lm-eval's remote tokenizer reads `eos_token`."""
+    return json_response(dict(serving.generation.tokenizer.special_tokens))

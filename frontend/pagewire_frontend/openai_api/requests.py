@@ -1,0 +1,301 @@
+"""The bodies of OpenAI's requests, with pagewire's extensions.
+
+Types are strict: a wrong type is refused as OpenAI does, by name. Fields that nobody here knows are
+ignored, since clients send many; fields that are known and not served are refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from pagewire.errors import InvalidArgumentError, PagewireError
+from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams
+from pagewire_frontend.openai_api.unsupported import refuse_unsupported
+
+MAX_PROMPTS = 1024
+DEFAULT_MAX_TOKENS = 16
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+
+
+class SamplingBody(BaseModel):
+    """What both generating endpoints share."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # pagewire's extensions, named as in vLLM.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    return_token_ids: bool | None = None
+
+    def sampling_params(self, defaults: SamplingParams, **changes: Any) -> SamplingParams:
+        """What is set here, over the model's defaults, `changes` over both.
+
+        Raises:
+            InvalidArgumentError: a value that can't be served.
+        """
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        changes |= {name: value for name, value in given.items() if value is not None}
+        if self.logit_bias is not None:
+            changes["logit_bias"] = _logit_bias(self.logit_bias)
+        return replace(defaults, **changes)
+
+    @property
+    def streams(self) -> bool:
+        """Raises InvalidArgumentError for stream_options without a stream."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidArgumentError("stream_options", "is only allowed with stream=true")
+        return bool(self.stream)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+_SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "max_tokens",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+    "min_tokens",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+
+
+class CompletionBody(SamplingBody):
+    """`POST /v1/completions`."""
+
+    # Checked in `prompts`: pydantic's union would collect an error for each of 100,000 token ids.
+    prompt: Any
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether only the prompt's log probabilities are wanted (echo with max_tokens=0)."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def completion_sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """`sampling_params` with this endpoint's defaults.
+
+        Raises:
+            InvalidArgumentError: a value that can't be served.
+        """
+        changes: dict[str, Any] = {}
+        if defaults.max_tokens is None:
+            changes["max_tokens"] = DEFAULT_MAX_TOKENS
+        if self.logprobs is not None:
+            changes["logprobs"] = self.logprobs
+            if self.echo:
+                changes["prompt_logprobs"] = self.logprobs
+        if self.prompt_only:
+            # The engine always samples one; it is left out of the answer.
+            return self.model_copy(update={"max_tokens": 1}).sampling_params(defaults, **changes)
+        return self.sampling_params(defaults, **changes)
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one.
+
+        Raises:
+            InvalidArgumentError: none, too many, or an empty one.
+        """
+        given = self.prompt
+        if isinstance(given, str) or _are_ints(given):
+            prompts = [given]
+        elif isinstance(given, list) and (
+            all(isinstance(prompt, str) for prompt in given)
+            or all(_are_ints(prompt) for prompt in given)
+        ):
+            prompts = given
+        else:
+            raise InvalidArgumentError(
+                "prompt",
+                "must be a string, a list of strings, token ids, or a list of token id lists",
+            )
+        if not 1 <= len(prompts) <= MAX_PROMPTS:
+            raise InvalidArgumentError("prompt", f"1 to {MAX_PROMPTS} prompts are allowed")
+        return prompts
+
+
+class ChatBody(SamplingBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def chat_sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """`sampling_params` with this endpoint's own names.
+
+        Raises:
+            InvalidArgumentError: a value that can't be served.
+        """
+        changes: dict[str, Any] = {}
+        if self.top_logprobs is not None:
+            if not self.logprobs:
+                raise InvalidArgumentError("top_logprobs", "needs logprobs=true")
+            if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+                raise InvalidArgumentError("top_logprobs", f"must be in [0, {MAX_LOGPROBS}]")
+        if self.logprobs:
+            changes["logprobs"] = self.top_logprobs or 0
+        if self.max_completion_tokens is None:
+            return self.sampling_params(defaults, **changes)
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise InvalidArgumentError(
+                "max_tokens", "differs from max_completion_tokens, its newer name: set one"
+            )
+        if self.max_completion_tokens < 1:
+            raise InvalidArgumentError(
+                "max_completion_tokens", f"must be at least 1, not {self.max_completion_tokens}"
+            )
+        return self.sampling_params(defaults, max_tokens=self.max_completion_tokens, **changes)
+
+
+class TokenizeBody(BaseModel):
+    """`POST /tokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(BaseModel):
+    """`POST /detokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def read_body(request: Request, body_class: type[BodyT]) -> BodyT:
+    """The request's JSON body, checked.
+
+    Raises:
+        InvalidArgumentError: it is not JSON, or a field is wrong or not served.
+        RequestTooLargeError: it is too long.
+    """
+    media_type = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
+    # Not a formality: browsers let any page post text/plain here, but not application/json.
+    if media_type != "application/json":
+        raise InvalidArgumentError("", "send the header `Content-Type: application/json`")
+    data = _parse_json(await request.body())
+    if not isinstance(data, dict):
+        raise InvalidArgumentError("", "the body must be a JSON object")
+    refuse_unsupported(data)
+    try:
+        return body_class.model_validate(data)
+    except ValidationError as error:
+        raise _describe(error) from None
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field name it as this endpoint does: a chat's prompt is its `messages`."""
+    try:
+        yield
+    except PagewireError as error:
+        error.field = names.get(error.field, error.field)
+        raise
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        first_error = str(error)
+    # Python's own parser takes NaN, which Python clients write, and integers of any length: those
+    # are refused further on by the name of their field.
+    try:
+        data = json.loads(body)
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(
+            "", "the body has half of a surrogate pair in a string"
+        ) from None
+    except (ValueError, RecursionError):
+        raise InvalidArgumentError("", f"the body is not valid JSON: {first_error}") from None
+    return data
+
+
+def _describe(error: ValidationError) -> InvalidArgumentError:
+    """The first thing that is wrong. Values are left out: they may be the prompt."""
+    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    field = str(detail["loc"][0]) if detail["loc"] else ""
+    position = [part for part in detail["loc"][1:] if isinstance(part, int)]
+    path = field + "".join(f"[{index}]" for index in position)
+    if detail["type"] == "missing":
+        return InvalidArgumentError(path, "is required")
+    message = detail["msg"]
+    return InvalidArgumentError(path, message[:1].lower() + message[1:])
+
+
+def _are_ints(value: Any) -> bool:
+    # By type and not isinstance: True is an int to Python.
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
+    converted = {}
+    for key, bias in given.items():
+        if not key.isascii() or not key.isdecimal() or len(key) > 10:
+            raise InvalidArgumentError("logit_bias", "its keys must be token ids")
+        converted[int(key)] = bias
+    return converted

@@ -1,0 +1,102 @@
+"""What clients of OpenAI and vLLM may ask for and is not served here: refused by name, since to
+ignore it would be to answer another question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagewire.errors import InvalidArgumentError
+
+# For each field, the values that ask for nothing. None and absence always do.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # Both endpoints.
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "logits_processors": ([],),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "return_tokens_as_token_ids": (False,),
+    "thinking_token_budget": (),
+    # Completions.
+    "suffix": ("",),
+    "prompt_embeds": (),
+    # Chat.
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "modalities": ([], ["text"]),
+    "prediction": (),
+    "web_search_options": (),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "include_reasoning": (True,),
+}
+_HINTS = {
+    "functions": "use tools with tool_choice='none': tool calls are not parsed here",
+    "function_call": "tool calls are not parsed here",
+    "prompt_logprobs": "use echo with logprobs on /v1/completions, or the gRPC API",
+}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raises InvalidArgumentError for the first field that asks for what is not served."""
+    for name, neutral in _NEUTRAL.items():
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            raise InvalidArgumentError(name, f"is not supported by this server{_hint(name)}")
+    _check_best_of(body)
+    _check_response_format(body.get("response_format"))
+    _check_tools(body)
+    options = body.get("stream_options")
+    if isinstance(options, dict) and options.get("continuous_usage_stats"):
+        raise InvalidArgumentError(
+            "stream_options.continuous_usage_stats", "is not supported by this server"
+        )
+
+
+def _hint(name: str) -> str:
+    return f": {_HINTS[name]}" if name in _HINTS else ""
+
+
+def _check_best_of(body: Mapping[str, Any]) -> None:
+    best_of = body.get("best_of")
+    if best_of is not None and best_of != (body.get("n") or 1):
+        raise InvalidArgumentError("best_of", "only a value equal to n is supported")
+
+
+def _check_response_format(response_format: Any) -> None:
+    if response_format is None:
+        return
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if kind != "text":
+        raise InvalidArgumentError(
+            "response_format", "only {'type': 'text'} is supported: output is not constrained yet"
+        )
+
+
+def _check_tools(body: Mapping[str, Any]) -> None:
+    choice = body.get("tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise InvalidArgumentError("tool_choice", "only 'none' is supported with tools")
+    if body.get("tools") and choice != "none":
+        raise InvalidArgumentError(
+            "tools",
+            "tool calls are not parsed by this server; tool_choice='none' shows them to "
+            "the model without",
+        )

@@ -1,0 +1,222 @@
+"""The frontend's server: the gRPC and the HTTP API in one event loop, over one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from pagewire.errors import UnavailableError
+from pagewire_frontend.config import FrontendConfig, read_chat_template
+from pagewire_frontend.engine_client.base import EngineClient
+from pagewire_frontend.generation import Generation, GenerationSettings
+from pagewire_frontend.grpc_api.server import GrpcServer
+from pagewire_frontend.listening import close_all, grpc_addresses, listen
+from pagewire_frontend.openai_api.app import create_app
+from pagewire_frontend.ports import addresses_of, free_port
+from pagewire_frontend.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+_READY_POLL_S = 0.2
+_RECONNECT_S = 1.0
+
+
+class FrontendServer:
+    """Serves from the moment it is started: liveness always, text once the engine is there.
+
+    Args:
+        config: the settings.
+        client: the engine, not yet started. None: the one at `config.engine`.
+
+    Attributes:
+        http_port, grpc_port: the ports in use, once started.
+    """
+
+    def __init__(self, config: FrontendConfig, client: EngineClient | None = None) -> None:
+        self.config = config
+        self.http_port = 0
+        self.grpc_port = 0
+        self._settings = GenerationSettings(
+            parse_control_tokens_in_chat=config.parse_control_tokens_in_chat,
+            parse_control_tokens_in_prompts=config.parse_control_tokens_in_prompts,
+            allow_request_chat_template=config.allow_request_chat_template,
+            chat_template=read_chat_template(config.chat_template),
+        )
+        self._client = client
+        self._make_client: Callable[[], EngineClient] = (
+            (lambda: client) if client is not None else self._remote_client
+        )
+        self._serving = Serving(config)
+        self._grpc: GrpcServer | None = None
+        self._http: _HttpServer | None = None
+        self._engine_task: asyncio.Task[None] | None = None
+        self._connected = asyncio.Event()
+
+    async def start(self, *, wait_for_engine: bool = True) -> None:
+        """Binds the ports and serves.
+
+        Args:
+            wait_for_engine: return only once text can be served; liveness and 503 are answered
+                meanwhile.
+
+        Raises:
+            OSError, SettingsError: a port or the host can't be used.
+            PagewireError: the engine is there, but its tokenizer or template can't be used.
+        """
+        config = self.config
+        try:
+            sockets = listen(config.host, config.http_port, "--http-port")
+            self.http_port = int(sockets[0].getsockname()[1])
+            self._http = _HttpServer(self._serving, sockets)
+            await self._http.start()
+            await self._start_grpc()
+            self._engine_task = asyncio.create_task(self._attend_engine())
+            if wait_for_engine:
+                await self.wait_until_connected()
+        except BaseException:
+            await self.stop(grace_s=0.0)
+            raise
+
+    async def wait_until_connected(self) -> None:
+        """Returns once the engine was reached for the first time.
+
+        Raises:
+            PagewireError: it was, but its tokenizer or template can't be used.
+        """
+        assert self._engine_task is not None, "start the server first"
+        waiting = asyncio.create_task(self._connected.wait())
+        try:
+            await asyncio.wait({waiting, self._engine_task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+        if self._engine_task.done():
+            self._engine_task.result()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Takes nothing new, lets running requests end within the grace period, then ends them.
+
+        Args:
+            grace_s: instead of the configured grace period.
+        """
+        grace_s = self.config.grace_period_s if grace_s is None else grace_s
+        self._serving.stopping = True
+        stopping = [server.stop(grace_s) for server in (self._grpc, self._http) if server]
+        await asyncio.gather(*stopping)
+        if self._engine_task is not None:
+            self._engine_task.cancel()
+            await asyncio.wait({self._engine_task})
+            self._engine_task = None
+        if self._client is not None:
+            await self._client.close()
+
+    async def _start_grpc(self) -> None:
+        config = self.config
+        attempts = 1 if config.grpc_port else 10
+        while True:
+            attempts -= 1
+            port = config.grpc_port or free_port(addresses_of(config.host))
+            server = GrpcServer(self._serving)
+            try:
+                await server.start(grpc_addresses(config.host, port))
+            except OSError:
+                await server.stop(0.0)
+                if not attempts:
+                    raise
+                continue  # another process took the port that had just been free
+            self._grpc, self.grpc_port = server, port
+            return
+
+    def _remote_client(self) -> EngineClient:
+        from pagewire_frontend.engine_client.remote import RemoteEngineClient
+
+        return RemoteEngineClient(
+            self.config.engine, failover_window_s=self.config.failover_window_s
+        )
+
+    async def _attend_engine(self) -> None:
+        """Connects, however long it takes, and then tells health checks how the engine is."""
+        while True:
+            client = self._client = self._make_client()
+            try:
+                await client.start()
+                self._serving.connect(await Generation.create(client, self._settings))
+                break
+            except UnavailableError as error:
+                logger.warning("the engine is not there yet: %s", error.message)
+                await client.close()
+            await asyncio.sleep(_RECONNECT_S)
+        assert self._grpc is not None
+        was_ready = False
+        while True:
+            ready = self._serving.ready
+            if ready != was_ready:
+                await self._grpc.set_ready(ready)
+                if self._connected.is_set():
+                    logger.log(
+                        logging.INFO if ready else logging.WARNING,
+                        "the engine at %s is %s",
+                        self.config.engine,
+                        "back" if ready else "away: streams wait for it",
+                    )
+                was_ready = ready
+            if ready:
+                self._connected.set()
+            await asyncio.sleep(_READY_POLL_S)
+
+
+class _HttpServer:
+    """uvicorn on sockets of ours, without its signal handlers."""
+
+    def __init__(self, serving: Serving, sockets: list[socket.socket]) -> None:
+        self._sockets = sockets
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                create_app(serving),
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                log_level=None,
+                access_log=serving.config.log_level == "debug",
+                server_header=False,
+                timeout_keep_alive=75,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve(self._sockets))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise OSError("the HTTP server did not start")
+            await asyncio.sleep(0.005)
+
+    async def stop(self, grace_s: float) -> None:
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+            # Cancelled requests still have to abort their work in the engine.
+            if tasks := self._server.server_state.tasks:
+                await asyncio.wait(tasks, timeout=5.0)
+        close_all(self._sockets)
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Signals are the command's business: it stops gRPC too.
+        yield
+
+
+def describe_addresses(server: FrontendServer) -> str:
+    """The addresses for people, such as `HTTP http://localhost:8000, gRPC localhost:50051`."""
+    host = server.config.host
+    host = "localhost" if host in ("*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    return f"HTTP http://{host}:{server.http_port}, gRPC {host}:{server.grpc_port}"

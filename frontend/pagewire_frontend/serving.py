@@ -1,0 +1,277 @@
+"""What the gRPC and the OpenAI API both stand on: whether the engine is there, how a request
+starts, and what is counted of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from pagewire.errors import ErrorCode, PagewireError, UnavailableError
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.generation_types import (
+    GenerationRequest,
+    GenerationUpdate,
+    PositionTextLogprobs,
+)
+from pagewire_frontend.metrics import FrontendMetrics
+
+if TYPE_CHECKING:
+    from pagewire_frontend.generation import Generation
+
+
+class RunningRequest(Protocol):
+    """The part of `RunningGeneration` that is needed here."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+
+    def __aiter__(self) -> AsyncIterator[GenerationUpdate]: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts and times (seconds) of one request, or of several added up."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    queue_s: float
+    first_token_s: float
+    total_s: float
+
+
+@dataclass(slots=True)
+class WholeSequence:
+    """One sequence at its end."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionTextLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class WholeGeneration:
+    """A request at its end: every sequence, in index order."""
+
+    sequences: list[WholeSequence]
+    prompt_logprobs: list[PositionLogprobs]
+
+
+class MeteredGeneration:
+    """A running request whose tokens and times are counted as it is read.
+
+    Iterate it to the end, or call `aclose`, which aborts what still runs.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_first_token_at",
+        "_metrics",
+        "_num_tokens",
+        "_reasons",
+        "_running",
+        "_started_at",
+        "_times",
+        "_updates",
+        "prompt_token_ids",
+        "request_id",
+    )
+
+    def __init__(
+        self, running: RunningRequest, started_at: float, metrics: FrontendMetrics
+    ) -> None:
+        self.request_id = running.request_id
+        self.prompt_token_ids = running.prompt_token_ids
+        self._running = running
+        self._updates = running.__aiter__()
+        self._metrics = metrics
+        self._started_at = started_at
+        self._first_token_at = 0.0
+        self._num_tokens: dict[int, int] = {}
+        self._reasons: list[FinishReason] = []
+        self._times = RequestTimes()
+        self._ended = False
+        metrics.request_started()
+
+    def __aiter__(self) -> MeteredGeneration:
+        return self
+
+    async def __anext__(self) -> GenerationUpdate:
+        try:
+            update = await self._updates.__anext__()
+        except StopAsyncIteration:
+            self._end()
+            raise
+        except PagewireError as error:
+            self._end(error.code)
+            raise
+        except Exception:
+            self._end(ErrorCode.INTERNAL)
+            raise
+        if not self._first_token_at and update.deltas:
+            self._first_token_at = time.monotonic()
+        for delta in update.deltas:
+            self._num_tokens[delta.index] = delta.num_tokens
+            if delta.finish_reason is not None:
+                self._reasons.append(delta.finish_reason)
+        if update.times is not None:
+            self._times = update.times
+        return update
+
+    async def aclose(self) -> None:
+        """Aborts the request unless it has ended. Safe to call twice."""
+        self._end(ErrorCode.CANCELLED)
+        await self._running.aclose()
+
+    def usage(self) -> Usage:
+        """What was counted so far."""
+        now = time.monotonic()
+        return Usage(
+            prompt_tokens=len(self.prompt_token_ids),
+            completion_tokens=sum(self._num_tokens.values()),
+            cached_tokens=self._times.cached_tokens,
+            queue_s=self._times.queue_s,
+            first_token_s=(self._first_token_at or now) - self._started_at,
+            total_s=now - self._started_at,
+        )
+
+    async def collect(self) -> WholeGeneration:
+        """Reads to the end."""
+        sequences: dict[int, WholeSequence] = {}
+        texts: dict[int, list[str]] = {}
+        prompt_logprobs: list[PositionLogprobs] = []
+        async for update in self:
+            prompt_logprobs.extend(update.prompt_logprobs)
+            for delta in update.deltas:
+                sequence = sequences.setdefault(delta.index, WholeSequence(delta.index))
+                texts.setdefault(delta.index, []).append(delta.text)
+                sequence.token_ids.extend(delta.token_ids)
+                sequence.logprobs.extend(delta.logprobs)
+                if delta.finish_reason is not None:
+                    sequence.finish_reason = delta.finish_reason
+                    sequence.stop_reason = delta.stop_reason
+        for index, sequence in sequences.items():
+            sequence.text = "".join(texts[index])
+        return WholeGeneration([sequences[index] for index in sorted(sequences)], prompt_logprobs)
+
+    def _end(self, failure: ErrorCode | None = None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        metrics = self._metrics
+        metrics.request_ended()
+        usage = self.usage()
+        metrics.tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        for reason in set(self._reasons):
+            metrics.sequences_finished(reason, self._reasons.count(reason))
+        if failure is not None:
+            metrics.request_failed(failure)
+            return
+        metrics.times(
+            queue_s=usage.queue_s,
+            first_token_s=usage.first_token_s,
+            total_s=usage.total_s,
+            tokens=usage.completion_tokens // max(1, len(self._num_tokens)),
+        )
+
+
+def total_usage(generations: Sequence[MeteredGeneration]) -> Usage:
+    """Of a request made of several prompts: counts added up, times of the slowest."""
+    usages = [generation.usage() for generation in generations]
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        queue_s=max(usage.queue_s for usage in usages),
+        first_token_s=max(usage.first_token_s for usage in usages),
+        total_s=max(usage.total_s for usage in usages),
+    )
+
+
+class Serving:
+    """The engine as the APIs see it: absent at first, then there, and maybe away for a while."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        self.config = config
+        self.metrics = FrontendMetrics()
+        self.stopping = False
+        self._generation: Generation | None = None
+
+    def connect(self, generation: Generation) -> None:
+        """The engine's model and tokenizer are known from now on."""
+        self._generation = generation
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now."""
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why requests would not be served now; "" when they would."""
+        if self.stopping:
+            return "the server is shutting down"
+        if self._generation is None:
+            return f"the engine at {self.config.engine} has not been reached yet"
+        if not self._generation.client.ready:
+            return f"the engine at {self.config.engine} is away"
+        return ""
+
+    @property
+    def generation(self) -> Generation:
+        """Raises UnavailableError as long as no engine was ever reached."""
+        if self._generation is None:
+            raise UnavailableError(self.not_ready_reason, retry_after_s=2.0)
+        return self._generation
+
+    async def start(self, request: GenerationRequest) -> MeteredGeneration:
+        """Hands a request to the engine.
+
+        Raises:
+            PagewireError: it was refused.
+        """
+        started_at = time.monotonic()
+        try:
+            running = await self.generation.start(request)
+        except PagewireError as error:
+            self.metrics.request_failed(error.code)
+            raise
+        return MeteredGeneration(running, started_at, self.metrics)
+
+    async def start_all(self, requests: Sequence[GenerationRequest]) -> list[MeteredGeneration]:
+        """All of them, or none.
+
+        Raises:
+            PagewireError: one was refused; those before it were aborted.
+        """
+        started: list[MeteredGeneration] = []
+        try:
+            for request in requests:
+                started.append(await self.start(request))  # noqa: PERF401 - kept for the abort
+        except BaseException:
+            await self.close_all(started)
+            raise
+        return started
+
+    async def close_all(self, generations: Sequence[MeteredGeneration]) -> None:
+        """Aborts what still runs of them."""
+        for generation in generations:
+            await generation.aclose()
+
+    @asynccontextmanager
+    async def run(self, request: GenerationRequest) -> AsyncIterator[MeteredGeneration]:
+        """`start`, and at the end of the block the abort of what still runs."""
+        generation = await self.start(request)
+        try:
+            yield generation
+        finally:
+            await generation.aclose()
