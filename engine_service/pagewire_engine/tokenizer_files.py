@@ -1,7 +1,7 @@
 """The files that make a model's tokenizer, as every frontend of this engine gets them.
 
-A Hugging Face folder is passed on as it is. A GGUF file's metadata is turned into the same files, and
-so are GPT-2's `vocab.json` and `merges.txt`.
+A Hugging Face folder is passed on as it is. A GGUF file's metadata is turned into the same files,
+and so are GPT-2's `vocab.json` and `merges.txt`.
 """
 
 from __future__ import annotations

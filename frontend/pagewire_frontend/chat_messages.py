@@ -1,0 +1,103 @@
+"""OpenAI-shaped messages in the shape that a given chat template takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pagewire.errors import InvalidArgumentError
+from pagewire_frontend.compiled_template import CompiledTemplate
+
+# A role may end up between the template's own characters, as in `<|role|>`: none but these.
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+
+
+def prepare_messages(
+    messages: list[dict[str, Any]], template: CompiledTemplate
+) -> list[dict[str, Any]]:
+    """Copies of the messages as the template wants them.
+
+    Content becomes a string or a list of parts, tool calls' arguments an object or JSON text,
+    `developer` becomes `system` where the template does not know it, and null fields are left out:
+    many templates print or trip over them.
+
+    Raises:
+        InvalidArgumentError: a message is not one, or has parts that are not text.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InvalidArgumentError("messages", "must be a list of at least one message")
+    return [_prepare(message, index, template) for index, message in enumerate(messages)]
+
+
+def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if not isinstance(message, dict):
+        raise InvalidArgumentError(where, "must be an object with role and content")
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidArgumentError(
+            f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}, not {role!r}"
+        )
+    prepared = {name: value for name, value in message.items() if value is not None}
+    if role == "developer" and not template.knows_developer:
+        prepared["role"] = "system"
+    if "content" in prepared:
+        prepared["content"] = _content(prepared["content"], f"{where}.content", template)
+    for name in _REASONING_NAMES:
+        if name in prepared:
+            prepared["reasoning_content"] = prepared[name]
+            break
+    if "tool_calls" in prepared:
+        prepared["tool_calls"] = [
+            _tool_call(call, f"{where}.tool_calls[{n}]", template)
+            for n, call in enumerate(prepared["tool_calls"])
+        ]
+    return prepared
+
+
+def _content(content: Any, where: str, template: CompiledTemplate) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        if template.takes_strings:
+            return content
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise InvalidArgumentError(where, "must be a string or a list of parts")
+    parts = [_text_part(part, f"{where}[{n}]") for n, part in enumerate(content)]
+    if template.takes_parts:
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def _text_part(part: Any, where: str) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise InvalidArgumentError(
+            f"{where}.type", f"this model takes text parts only, not {kind!r}"
+        )
+    text = part.get(part["type"])
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"{where}.text", "must be a string")
+    return {"type": "text", "text": text}
+
+
+def _tool_call(call: Any, where: str, template: CompiledTemplate) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidArgumentError(f"{where}.function", "must be an object with a name")
+    arguments = function.get("arguments")
+    if template.takes_argument_strings_only:
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments or {}, ensure_ascii=False)
+    elif isinstance(arguments, str):
+        arguments = _parsed(arguments, f"{where}.function.arguments")
+    return {**call, "function": {**function, "arguments": arguments or {}}}
+
+
+def _parsed(arguments: str, where: str) -> Any:
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except ValueError as error:
+        raise InvalidArgumentError(where, f"must be JSON ({error})") from None

@@ -1,0 +1,229 @@
+"""Messages to the prompt a model was trained on, through its chat template."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError
+from pagewire_frontend.chat_messages import prepare_messages
+from pagewire_frontend.compiled_template import compile_template
+from pagewire_frontend.control_tokens import ControlTokenGuard
+from pagewire_frontend.errors import ChatTemplateError
+from pagewire_frontend.tokenizer import Tokenizer
+
+Messages = list[dict[str, Any]]
+_DEFAULT, _TOOL_USE = "default", "tool_use"
+_TEMPLATE_FOLDER = "additional_chat_templates/"
+_OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A conversation as the model reads it.
+
+    Attributes:
+        prompt: the exact text.
+        token_ids: its tokens. Control tokens that a client wrote into a message are ordinary text
+            in them, which the prompt alone does not tell.
+    """
+
+    prompt: str
+    token_ids: list[int]
+
+
+class ChatTemplate:
+    """A model's chat templates: one, or several by name.
+
+    Attributes:
+        templates: name to source; `default` is the one for plain chats.
+    """
+
+    def __init__(self, templates: Mapping[str, str], tokenizer: Tokenizer) -> None:
+        self.templates = dict(templates)
+        self._tokenizer = tokenizer
+        self._guard = ControlTokenGuard(
+            text
+            for token_id in tokenizer.special_token_ids
+            if (text := tokenizer.special_token_text(token_id))
+        )
+
+    @classmethod
+    def from_files(
+        cls, files: Mapping[str, bytes], tokenizer: Tokenizer, *, override: str | None = None
+    ) -> ChatTemplate:
+        """The templates among a model's files.
+
+        Args:
+            override: a template that stands in for the model's own.
+
+        Raises:
+            ChatTemplateError: `override` does not parse.
+        """
+        if override is not None:
+            compile_template(override)
+            return cls({_DEFAULT: override}, tokenizer)
+        return cls(_templates_in(files), tokenizer)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        parse_control_tokens: bool = False,
+    ) -> RenderedChat:
+        """Renders a conversation.
+
+        Args:
+            messages: OpenAI-shaped.
+            chat_template: a name among `templates`, or a template's text; None chooses.
+            chat_template_kwargs: more variables for the template.
+            add_generation_prompt: open the assistant's turn; None: unless the last message is
+                continued.
+            continue_final_message: leave the last message open.
+            parse_control_tokens: read control tokens in the messages as such.
+
+        Raises:
+            FailedPreconditionError: the model has no template.
+            ChatTemplateError, InvalidArgumentError: these messages can't be rendered.
+        """
+        template = compile_template(self._source(chat_template, tools))
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        if add_generation_prompt and continue_final_message:
+            raise InvalidArgumentError(
+                "add_generation_prompt", "can't be set together with continue_final_message"
+            )
+        prepared = prepare_messages(messages, template)
+        variables = self._variables(chat_template_kwargs)
+        variables |= {"documents": None, "add_generation_prompt": add_generation_prompt}
+        tag = _Continuation(prepared) if continue_final_message else None
+
+        def render(client_data: dict[str, Any]) -> str:
+            text = template.render({**variables, **client_data})
+            return text if tag is None else tag.cut(text)
+
+        client_data = {"messages": tag.messages if tag else prepared, "tools": tools or None}
+        if parse_control_tokens:
+            prompt, spans = render(client_data), None
+        else:
+            prompt, spans = self._guard.render(render, client_data)
+        return RenderedChat(prompt, self._encode(prompt, spans))
+
+    def _encode(self, prompt: str, spans: list[tuple[int, int]] | None) -> list[int]:
+        # The template writes the BOS, where the model has one: the tokenizer adds none of its own.
+        if spans is None:
+            return self._tokenizer.encode(prompt, add_special_tokens=False)
+        return self._tokenizer.encode_marked(prompt, spans)
+
+    def _source(self, chat_template: str | None, tools: object) -> str:
+        if chat_template is not None:
+            return self.templates.get(chat_template, chat_template)
+        if tools and _TOOL_USE in self.templates:
+            return self.templates[_TOOL_USE]
+        if _DEFAULT in self.templates:
+            return self.templates[_DEFAULT]
+        if self.templates:
+            names = ", ".join(sorted(self.templates))
+            raise InvalidArgumentError(
+                "chat_template", f"the model has several templates; name one of: {names}"
+            )
+        raise FailedPreconditionError(
+            "the model has no chat template; start the frontend with --chat-template FILE, or send "
+            "one as chat_template where the server allows it (--allow-request-chat-template)",
+            field="chat_template",
+        )
+
+    def _variables(self, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+        for name in kwargs or {}:
+            if name in _OWN_VARIABLES:
+                raise InvalidArgumentError(
+                    "chat_template_kwargs", f"{name} is set by its own field, not here"
+                )
+        return {**self._tokenizer.special_tokens, **(kwargs or {})}
+
+
+class _Continuation:
+    """Marks the end of the last message's text, so that the prompt can be cut there."""
+
+    def __init__(self, messages: Messages) -> None:
+        if not messages:
+            raise InvalidArgumentError("messages", "there is no final message to continue")
+        # Trailing space as in transformers: it shows whether the template strips its messages.
+        self._mark = f"continue{secrets.token_hex(8)} "
+        last = dict(messages[-1])
+        content = last.get("content")
+        if isinstance(content, str):
+            self._text = content
+            last["content"] = content + self._mark
+        elif isinstance(content, list) and any("text" in part for part in content):
+            parts = [dict(part) for part in content]
+            part = next(part for part in reversed(parts) if "text" in part)
+            self._text = part["text"]
+            part["text"] += self._mark
+            last["content"] = parts
+        else:
+            raise InvalidArgumentError("messages", "the final message has no text to continue")
+        self.messages = [*messages[:-1], last]
+
+    def cut(self, text: str) -> str:
+        at = text.rfind(self._mark.strip())
+        if at < 0:
+            raise ChatTemplateError(
+                "the template leaves the final message out, so it can't be continued",
+                field="continue_final_message",
+            )
+        if text.startswith(self._mark, at):
+            return text[:at]
+        return text[:at].rstrip()
+
+
+def load_chat_template(path_or_text: str) -> str:
+    """A template's text: the content of a file, or the text itself where it is Jinja.
+
+    Raises:
+        FailedPreconditionError: neither a readable file nor a template.
+    """
+    if any(mark in path_or_text for mark in ("{{", "{%", "{#", "\n")):
+        return path_or_text
+    try:
+        with open(path_or_text, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise FailedPreconditionError(
+            f"the chat template {path_or_text!r} is neither a readable file ({error}) nor a "
+            "template's text",
+            field="chat_template",
+        ) from error
+
+
+def _templates_in(files: Mapping[str, bytes]) -> dict[str, str]:
+    # Later sources win, in the order of transformers: the config, then files of their own.
+    templates = _by_name(_json(files, "tokenizer_config.json").get("chat_template"))
+    templates |= _by_name(_json(files, "chat_template.json").get("chat_template"))
+    if "chat_template.jinja" in files:
+        templates[_DEFAULT] = files["chat_template.jinja"].decode("utf-8", "replace")
+    for path, data in files.items():
+        if path.startswith(_TEMPLATE_FOLDER):
+            name = path.removeprefix(_TEMPLATE_FOLDER).removesuffix(".jinja")
+            templates[name] = data.decode("utf-8", "replace")
+    return templates
+
+
+def _by_name(entry: str | Sequence[Mapping[str, str]] | None) -> dict[str, str]:
+    if entry is None:
+        return {}
+    if isinstance(entry, str):
+        return {_DEFAULT: entry}
+    return {item["name"]: item["template"] for item in entry}
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    return dict(json.loads(files[name])) if name in files else {}

@@ -1,0 +1,197 @@
+"""One chat template, compiled: rendering, errors that say where, and what the template wants."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+
+from jinja2 import Environment, TemplateError, TemplateSyntaxError
+from jinja2.lexer import ignored_tokens
+from jinja2.parser import Parser
+
+from pagewire_frontend.errors import ChatTemplateError
+from pagewire_frontend.template_sandbox import (
+    BudgetExceededError,
+    TemplateEnvironment,
+    TemplateRefusalError,
+    render_within_budget,
+)
+
+MAX_TEMPLATE_CHARACTERS = 500_000
+_environment = TemplateEnvironment()
+_UNEXPECTED_AT = re.compile(r"unexpected char .* at (\d+)$")
+# A list that the template printed as it is, in Python's or JSON's spelling.
+_PART_AS_DATA = re.compile(r"""['"]type['"]: """)
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"probekey": {"type": "string", "description": "A key."}},
+            "required": ["probekey"],
+        },
+    },
+}
+
+
+class CompiledTemplate:
+    """A chat template. Rendering is safe from any thread.
+
+    Raises:
+        ChatTemplateError: it does not parse; the error has line and column.
+    """
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise ChatTemplateError(
+                f"a template may have {MAX_TEMPLATE_CHARACTERS} characters, not {len(source)}"
+            )
+        self.source = source
+        try:
+            self._template = _environment.from_string(source)
+        except TemplateSyntaxError as error:
+            line, column = _place_of_syntax_error(_environment, source, error)
+            raise ChatTemplateError(
+                f"the template does not parse: {error.message} (line {line}, column {column})",
+                line=line,
+                column=column,
+            ) from None
+        except (BudgetExceededError, RecursionError, MemoryError, SyntaxError) as error:
+            raise ChatTemplateError(f"the template can't be compiled: {error}") from None
+
+    def render(self, variables: Mapping[str, Any]) -> str:
+        """The text that the template makes of the variables.
+
+        Raises:
+            ChatTemplateError: it refused these messages, failed, or did too much.
+        """
+        try:
+            return render_within_budget(self._template.generate, variables)
+        except TemplateRefusalError as error:
+            raise ChatTemplateError(str(error), line=_line(error), field="messages") from None
+        except BudgetExceededError as error:
+            raise ChatTemplateError(
+                f"rendering the template was stopped: {error}", line=_line(error)
+            ) from None
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise self._failed(error) from None
+        except (AttributeError, RecursionError, MemoryError, RuntimeError) as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> ChatTemplateError:
+        line = _line(error)
+        where = f" (line {line})" if line else ""
+        return ChatTemplateError(
+            f"the template failed: {type(error).__name__}: {error}{where}", line=line
+        )
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether message content may be a list of parts; else it must be a string."""
+        parts = [{"type": "text", "text": "probe7text"}]
+        text = self._probe([{"role": "user", "content": parts}])
+        return text is not None and "probe7text" in text and not _PART_AS_DATA.search(text)
+
+    @cached_property
+    def takes_strings(self) -> bool:
+        """Whether message content may be a string; some templates take nothing but parts."""
+        text = self._probe([{"role": "user", "content": "probe7text"}])
+        return text is None or "probe7text" in text or not self.takes_parts
+
+    @cached_property
+    def takes_argument_strings_only(self) -> bool:
+        """Whether a tool call's arguments must be JSON text. Most templates want an object."""
+        as_object = self._probe(_tool_conversation({"probekey": "probevalue"}))
+        if as_object is not None and "{'probekey'" not in as_object:
+            return False
+        as_text = self._probe(_tool_conversation('{"probekey": "probevalue"}'))
+        return as_text is not None and "probevalue" in as_text
+
+    @property
+    def knows_developer(self) -> bool:
+        """Whether the template tells the role `developer` from others."""
+        return "developer" in self.source
+
+    def _probe(self, messages: list[dict[str, Any]]) -> str | None:
+        for tools in (None, [_PROBE_TOOL]):
+            try:
+                return self.render(
+                    {
+                        "messages": messages,
+                        "tools": tools,
+                        "documents": None,
+                        "add_generation_prompt": True,
+                        "bos_token": "",
+                        "eos_token": "",
+                    }
+                )
+            except ChatTemplateError:
+                continue
+        return None
+
+
+def _tool_conversation(arguments: object) -> list[dict[str, Any]]:
+    # Mistral's templates insist on ids of nine characters.
+    call = {
+        "id": "probe0001",
+        "type": "function",
+        "function": {"name": "probe", "arguments": arguments},
+    }
+    return [
+        {"role": "user", "content": "Probe."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "probe0001", "name": "probe", "content": "Done."},
+    ]
+
+
+compile_template: Callable[[str], CompiledTemplate] = lru_cache(maxsize=32)(CompiledTemplate)
+
+
+def _line(error: BaseException) -> int:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == "<template>"]
+    return (frames[-1].lineno or 0) if frames else 0
+
+
+def _place_of_syntax_error(
+    environment: Environment, source: str, error: TemplateSyntaxError
+) -> tuple[int, int]:
+    """1-based line and column. Jinja tells the line only: the column is that of the token at which
+    its parser stands, found by parsing again and counting the tokens that are left."""
+    if match := _UNEXPECTED_AT.search(error.message or ""):
+        return _line_and_column(source, int(match[1]))
+    try:
+        parser = Parser(environment, source)
+        total = sum(1 for _ in Parser(environment, source).stream)
+        try:
+            parser.parse()
+        except TemplateSyntaxError:
+            left = sum(1 for _ in parser.stream)
+            return _line_and_column(source, _token_offset(environment, source, total - left))
+    except TemplateSyntaxError:  # the lexer's own; nothing to count
+        pass
+    lines = source.splitlines() or [""]
+    text = lines[min(error.lineno, len(lines)) - 1]
+    return error.lineno, len(text) - len(text.lstrip()) + 1
+
+
+def _token_offset(environment: Environment, source: str, index: int) -> int:
+    offset = 0
+    for _, kind, text in environment.lexer.tokeniter(source, None):
+        found = source.find(text, offset)
+        offset = found if found >= 0 else offset
+        if kind not in ignored_tokens and kind not in ("raw_begin", "raw_end"):
+            if index == 0:
+                return offset
+            index -= 1
+        offset += len(text)
+    return len(source)
+
+
+def _line_and_column(source: str, offset: int) -> tuple[int, int]:
+    before = source[:offset]
+    return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1

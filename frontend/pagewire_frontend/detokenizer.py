@@ -1,0 +1,159 @@
+"""Token ids to text, as they come.
+
+`tokenizers`' DecodeStream holds everything back while the text ends in U+FFFD and decodes it again
+at each step, refuses to go on where a byte of a byte-fallback tokenizer turns out wrong, and emits
+the prompt when that ends within a character. So the tokenizers whose text is the tokens' bytes are
+decoded from these bytes, in constant time a token; DecodeStream serves the others.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers.decoders import DecodeStream
+
+from pagewire.errors import InvalidArgumentError
+from pagewire_frontend.token_bytes import TokenBytes, drop_first_spaces
+from pagewire_frontend.tokenizer import Tokenizer
+
+_PROMPT_TAIL = 8  # tokens; a character has at most four bytes
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    """The text of one sequence. Joined, the pieces are the text of all the ids."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """Text that the new ids complete.
+
+        Raises:
+            InvalidArgumentError: an id has no token.
+        """
+        ...
+
+    def finish(self) -> str:
+        """What was held back: U+FFFD for bytes that no longer can become a character."""
+        ...
+
+
+def make_detokenizer(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+) -> Detokenizer:
+    """A detokenizer of what follows the prompt. Nothing of the prompt's text comes out of it, nor a
+    character that the prompt began."""
+    tail = prompt_token_ids[-_PROMPT_TAIL:]
+    if tokenizer.token_bytes is not None:
+        return BytesDetokenizer(
+            tokenizer.token_bytes, tail, skip_special_tokens=skip_special_tokens
+        )
+    return StreamDetokenizer(tokenizer, tail, skip_special_tokens=skip_special_tokens)
+
+
+class BytesDetokenizer:
+    """For tokenizers whose text is their tokens' bytes."""
+
+    __slots__ = ("_begun", "_decode", "_first_spaces", "_table")
+
+    def __init__(
+        self, token_bytes: TokenBytes, prompt_tail: Sequence[int], *, skip_special_tokens: bool
+    ) -> None:
+        self._table = token_bytes.table(skip_special_tokens=skip_special_tokens)
+        self._decode = _utf8_decoder("replace").decode
+        prompt = b"".join([_bytes_or_none(self._table, i) for i in prompt_tail])
+        self._first_spaces = 0 if prompt else token_bytes.first_spaces
+        self._begun = unfinished_character(prompt)
+
+    def feed(self, ids: Sequence[int]) -> str:
+        table = self._table
+        data = table[ids[0]] if len(ids) == 1 else b"".join([table[i] for i in ids])
+        if self._begun:
+            data = self._without_prompts_character(data)
+        text = self._decode(data)
+        if self._first_spaces:
+            text, self._first_spaces = drop_first_spaces(text, self._first_spaces)
+        return text
+
+    def finish(self) -> str:
+        return self._decode(b"", True)
+
+    def _without_prompts_character(self, data: bytes) -> bytes:
+        for used in range(len(data)):
+            begun = self._begun + data[used : used + 1]
+            if unfinished_character(begun) == begun:
+                self._begun = begun
+                continue
+            self._begun = b""
+            return data[used + 1 :] if _is_character(begun) else data[used:]
+        return b""
+
+
+class StreamDetokenizer:
+    """For any other tokenizer, on DecodeStream."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], *, skip_special_tokens: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        known = [i for i in prompt_tail if tokenizer.hub_tokenizer.id_to_token(i) is not None]
+        while known and self._text(known).endswith("\ufffd"):
+            known.pop()
+        self._stream = DecodeStream(known, skip_special_tokens)
+        self._context = known  # ids before those held back, enough to tell their spacing
+        self._held: list[int] = []
+
+    def feed(self, ids: Sequence[int]) -> str:
+        return "".join([self._step(i) for i in ids])
+
+    def finish(self) -> str:
+        return self._release()
+
+    def _step(self, token_id: int) -> str:
+        self._tokenizer.token(token_id)
+        self._held.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer.hub_tokenizer, token_id)
+        except Exception:  # DecodeStream raises plain Exception: earlier text has changed
+            text = self._release()
+            self._stream = DecodeStream(self._context, self._skip)
+        if text:
+            self._context = self._held[-_PROMPT_TAIL:]
+            self._held = []
+        return text or ""
+
+    def _release(self) -> str:
+        if not self._held:
+            return ""
+        before = self._text(self._context)
+        text = self._text([*self._context, *self._held])
+        self._context, self._held = self._held[-_PROMPT_TAIL:], []
+        return text.removeprefix(before)
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.hub_tokenizer.decode(ids, skip_special_tokens=self._skip))
+
+
+def unfinished_character(data: bytes) -> bytes:
+    """The bytes at the end of `data` that begin a UTF-8 character and do not finish it."""
+    decoder = _utf8_decoder("replace")
+    decoder.decode(data)
+    pending, _ = decoder.getstate()
+    return pending
+
+
+def _is_character(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _bytes_or_none(table: dict[int, bytes], token_id: int) -> bytes:
+    # A prompt of ids may hold one that is in the model's padding of the vocabulary: no text.
+    try:
+        return table[token_id]
+    except InvalidArgumentError:
+        return b""

@@ -1,0 +1,408 @@
+"""The one path from text to text: every public API and `LLM` come through here."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pagewire.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
+from pagewire_frontend.engine_client.base import (
+    EngineClient,
+    EngineRequest,
+    ModelInfo,
+    TokenDelta,
+    TokenStream,
+)
+from pagewire_frontend.generation_types import (
+    GenerationRequest,
+    GenerationUpdate,
+    PositionTextLogprobs,
+)
+from pagewire_frontend.sequence_text import SequenceText
+from pagewire_frontend.tokenizer import Tokenizer
+
+# Above this many characters tokenising would hold up the other streams of the event loop.
+_LONG_TEXT = 8_000
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """What an operator decides about text.
+
+    Attributes:
+        parse_control_tokens_in_chat: read control tokens inside chat messages as such.
+        parse_control_tokens_in_prompts: read control tokens inside raw prompts as such.
+        allow_request_chat_template: let requests bring their own template.
+        chat_template: a template's text, in place of the model's own.
+    """
+
+    parse_control_tokens_in_chat: bool = False
+    parse_control_tokens_in_prompts: bool = True
+    allow_request_chat_template: bool = False
+    chat_template: str | None = None
+
+
+@dataclass(slots=True)
+class FinishedSequence:
+    """A whole sequence; the fields are those of TextDelta."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionTextLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    cumulative_logprob: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGeneration:
+    """A whole request: its sequences in index order."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sequences: list[FinishedSequence]
+    prompt_logprobs: list[PositionLogprobs]
+    times: RequestTimes
+
+
+class Generation:
+    """Text in, text out, over one engine. Lives on one event loop."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        settings: GenerationSettings,
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._live: set[tuple[str, str]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def create(cls, client: EngineClient, settings: GenerationSettings) -> Generation:
+        """Over a started client, with the tokenizer that its engine hands out.
+
+        Raises:
+            FailedPreconditionError: the tokenizer can't be used.
+            ChatTemplateError: the settings' template does not parse.
+        """
+        files = await client.fetch_tokenizer()
+        if not files:
+            return cls(client, None, None, settings)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+        template = ChatTemplate.from_files(files, tokenizer, override=settings.chat_template)
+        return cls(client, tokenizer, template, settings)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self.client.model_info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises FailedPreconditionError when the engine serves token ids only."""
+        if self._tokenizer is None:
+            raise FailedPreconditionError(
+                "this engine runs with --skip-tokenizer-init and serves token ids only; send "
+                "prompt_token_ids"
+            )
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises FailedPreconditionError when the engine serves token ids only."""
+        if self._chat_template is None:
+            self.tokenizer  # noqa: B018 (raises: no tokenizer, no template)
+            raise FailedPreconditionError("the model has no chat template")
+        return self._chat_template
+
+    def check_model(self, name: str) -> str:
+        """The served name; NotFoundError for a name that is not served."""
+        served = self.model_info.served_model_name
+        if name not in ("", served):
+            raise NotFoundError(
+                f"the model {name!r} is not served here; {served!r} is", field="model"
+            )
+        return served
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> RenderedChat:
+        """The exact prompt of a conversation; see `ChatTemplate.render`. Runs in any thread.
+
+        Raises:
+            FailedPreconditionError: there is no template, or requests may not bring one.
+            ChatTemplateError, InvalidArgumentError: these messages can't be rendered.
+        """
+        own = self.chat_template
+        if (
+            chat_template is not None
+            and chat_template not in own.templates
+            and not self.settings.allow_request_chat_template
+        ):
+            raise FailedPreconditionError(
+                "this server takes no chat templates from requests; start the frontend with "
+                "--allow-request-chat-template",
+                field="chat_template",
+            )
+        return own.render(
+            messages,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            parse_control_tokens=self.settings.parse_control_tokens_in_chat,
+        )
+
+    async def start(self, request: GenerationRequest) -> RunningGeneration:
+        """Checks a request, tokenises it and hands it to the engine.
+
+        Raises:
+            InvalidArgumentError: a field can't be served; the error names it.
+            NotFoundError: no such model.
+            AlreadyExistsError: the tenant has a live request with this id.
+            ResourceExhaustedError, UnavailableError: the engine did not take it.
+        """
+        self.check_model(request.model)
+        token_ids = await self.tokenize_prompt(request)
+        params = self.resolve(request.sampling_params, len(token_ids))
+        request_id = request.request_id or f"gen-{secrets.token_hex(8)}"
+        key = (request.tenant, request_id)
+        if key in self._live:
+            raise AlreadyExistsError(
+                f"a request with the id {request_id!r} is live; wait until it has ended",
+                field="request_id",
+            )
+        self._live.add(key)
+        try:
+            stream = await self.client.submit(
+                EngineRequest(
+                    request_id=f"{request_id}-{secrets.token_hex(4)}",
+                    prompt_token_ids=token_ids,
+                    sampling_params=params,
+                    tenant=request.tenant,
+                    priority=request.priority,
+                )
+            )
+        except BaseException:
+            self._live.discard(key)
+            raise
+        return RunningGeneration(self, key, stream, token_ids, params, self._tokenizer)
+
+    async def tokenize_prompt(self, request: GenerationRequest) -> list[int]:
+        """The prompt's token ids, checked.
+
+        Raises:
+            InvalidArgumentError: there is no prompt, or an id is outside the model's vocabulary.
+        """
+        if request.prompt_token_ids is None:
+            if request.prompt is None:
+                raise InvalidArgumentError("prompt", "is missing: send text or token ids")
+            return await self._encode(request.prompt, request.add_special_tokens)
+        token_ids = list(request.prompt_token_ids)
+        if not token_ids:
+            raise InvalidArgumentError("prompt_token_ids", "must hold at least one token")
+        vocab_size = self.model_info.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
+            raise InvalidArgumentError(
+                "prompt_token_ids", f"{wrong} is outside the vocabulary of {vocab_size}"
+            )
+        return token_ids
+
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        tokenizer = self.tokenizer
+
+        def encode() -> list[int]:
+            return tokenizer.encode(
+                text,
+                add_special_tokens=add_special_tokens,
+                parse_special_tokens=self.settings.parse_control_tokens_in_prompts,
+            )
+
+        token_ids = await asyncio.to_thread(encode) if len(text) > _LONG_TEXT else encode()
+        if not token_ids:
+            raise InvalidArgumentError("prompt", "is empty: it makes no token")
+        return token_ids
+
+    def resolve(self, params: SamplingParams, prompt_tokens: int) -> SamplingParams:
+        """The parameters with `max_tokens` filled in, checked against this model.
+
+        Raises:
+            InvalidArgumentError: prompt and output do not fit, or a token id is out of range.
+        """
+        limit = self.model_info.max_model_len
+        if prompt_tokens >= limit:
+            raise InvalidArgumentError(
+                "prompt",
+                f"has {prompt_tokens} tokens, and the model's context of {limit} must hold the "
+                "output too; shorten it",
+            )
+        params.check_vocabulary(self.model_info.vocab_size)
+        if params.stop and self._tokenizer is None:
+            raise InvalidArgumentError("stop", "this engine serves token ids only: no stop strings")
+        if params.max_tokens is None:
+            left = limit - prompt_tokens
+            if params.min_tokens > left:
+                raise InvalidArgumentError(
+                    "min_tokens", f"{params.min_tokens} is more than the {left} that fit"
+                )
+            return replace(params, max_tokens=left)
+        if prompt_tokens + params.max_tokens > limit:
+            raise InvalidArgumentError(
+                "max_tokens",
+                f"{params.max_tokens} after a prompt of {prompt_tokens} tokens is over the model's "
+                f"context of {limit}; at most {limit - prompt_tokens} fit",
+            )
+        return params
+
+    def forget(self, key: tuple[str, str]) -> None:
+        """The request has ended: its id may be used again."""
+        self._live.discard(key)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a word to the engine without making the stream wait for it."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background_done)
+
+    def _background_done(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled():
+            task.exception()  # an engine that can't be told has no such request any more
+
+
+class RunningGeneration:
+    """A live request: an async iterator of GenerationUpdate.
+
+    Iterate it to its end, or call `aclose`, which aborts what still runs. A cancelled or failed
+    iteration aborts by itself.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        key: tuple[str, str],
+        stream: TokenStream,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request_id = key[1]
+        self.prompt_token_ids = prompt_token_ids
+        self._generation = generation
+        self._key = key
+        self._stream = stream
+        self._deltas = aiter(stream)
+        self._sequences = [
+            SequenceText(index, tokenizer, prompt_token_ids, params) for index in range(params.n)
+        ]
+        self._unfinished = params.n
+        self._next_prompt_position = 1
+        self._times: RequestTimes | None = None
+        self._ended = False
+
+    def __aiter__(self) -> AsyncIterator[GenerationUpdate]:
+        return self
+
+    async def __anext__(self) -> GenerationUpdate:
+        while not self._ended:
+            try:
+                update = self._update(await anext(self._deltas))
+            except StopAsyncIteration:
+                self._end()
+                break
+            except BaseException:
+                self._end()
+                self._generation.in_background(self._stream.abort())
+                raise
+            if update is not None:
+                return update
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Aborts what still runs. Safe to call twice and after the end."""
+        if not self._ended:
+            self._end()
+            await self._stream.abort()
+
+    async def collect(self) -> FinishedGeneration:
+        """Reads to the end. Raises what the request failed with."""
+        sequences = [FinishedSequence(index) for index in range(len(self._sequences))]
+        texts: list[list[str]] = [[] for _ in sequences]
+        prompt_logprobs: list[PositionLogprobs] = []
+        async for update in self:
+            prompt_logprobs += update.prompt_logprobs
+            for delta in update.deltas:
+                sequence = sequences[delta.index]
+                texts[delta.index].append(delta.text)
+                sequence.token_ids += delta.token_ids
+                sequence.logprobs += delta.logprobs
+                if delta.finish_reason is not None:
+                    sequence.finish_reason = delta.finish_reason
+                    sequence.stop_reason = delta.stop_reason
+                    sequence.cumulative_logprob = delta.cumulative_logprob
+        for sequence, pieces in zip(sequences, texts, strict=True):
+            sequence.text = "".join(pieces)
+        return FinishedGeneration(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            sequences=sequences,
+            prompt_logprobs=prompt_logprobs,
+            times=self._times or RequestTimes(),
+        )
+
+    def _update(self, deltas: list[TokenDelta]) -> GenerationUpdate | None:
+        update = GenerationUpdate([])
+        for delta in deltas:
+            sequence = self._sequences[delta.sequence_index]
+            if delta.prompt_logprobs:
+                self._take_prompt_logprobs(update, delta)
+            if sequence.finished:
+                continue
+            update.deltas.append(sequence.advance(delta))
+            if delta.times is not None:
+                self._times = delta.times
+            if sequence.finished:
+                self._unfinished -= 1
+                if sequence.stopped_by_string and delta.finish_reason is None:
+                    self._generation.in_background(
+                        self._stream.finish_sequence(delta.sequence_index)
+                    )
+        if not self._unfinished:
+            update.times = self._times or RequestTimes()
+            self._end()
+        return update if update.deltas or update.prompt_logprobs else None
+
+    def _take_prompt_logprobs(self, update: GenerationUpdate, delta: TokenDelta) -> None:
+        known = self._next_prompt_position - delta.prompt_logprobs_start
+        new = delta.prompt_logprobs[max(known, 0) :]
+        self._next_prompt_position += len(new)
+        update.prompt_logprobs += new
+
+    def _end(self) -> None:
+        self._ended = True
+        self._generation.forget(self._key)

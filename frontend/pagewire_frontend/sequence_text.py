@@ -1,0 +1,155 @@
+"""One sequence on its way from tokens to text: detokenised, searched for stop strings, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagewire.errors import InternalError, InvalidArgumentError
+from pagewire.outputs import FinishReason, PositionLogprobs
+from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.detokenizer import Detokenizer, make_detokenizer
+from pagewire_frontend.engine_client.base import TokenDelta
+from pagewire_frontend.generation_types import PositionTextLogprobs, TextDelta
+from pagewire_frontend.logprobs import position_with_text
+from pagewire_frontend.stop_strings import StopStrings
+from pagewire_frontend.tokenizer import Tokenizer
+
+
+class SequenceText:
+    """The text of one sequence.
+
+    Attributes:
+        finished: nothing more of the sequence is told.
+        stopped_by_string: a stop string ended it, so the engine has to be told.
+    """
+
+    __slots__ = (
+        "_cumulative_logprob",
+        "_detokenizer",
+        "_drops_stop_token",
+        "_each_token",
+        "_index",
+        "_min_tokens",
+        "_num_tokens",
+        "_stop_strings",
+        "_text_length",
+        "_tokenizer",
+        "finished",
+        "stopped_by_string",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+    ) -> None:
+        self._index = index
+        self._tokenizer = tokenizer
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = make_detokenizer(
+                tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            )
+        self._stop_strings = StopStrings(
+            params.stop, include_in_output=params.include_stop_str_in_output
+        )
+        self._drops_stop_token = not params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        # Several tokens at once are cheaper; but a stop string is to be found at its very token,
+        # and a log probability has the place of its token.
+        self._each_token = bool(params.stop) or params.logprobs is not None
+        self._num_tokens = 0
+        self._text_length = 0
+        self._cumulative_logprob = 0.0
+        self.finished = False
+        self.stopped_by_string = False
+
+    def advance(self, delta: TokenDelta) -> TextDelta:
+        """What is new since the last delta.
+
+        Raises:
+            InternalError: a token can't be turned into text.
+        """
+        token_ids = delta.token_ids
+        try:
+            if self._each_token:
+                text_delta = self._each(delta)
+                if self.finished:
+                    return text_delta
+            elif self._detokenizer is None or not token_ids:
+                text_delta = TextDelta(self._index, "", token_ids)
+            elif delta.finish_reason is FinishReason.STOP and self._drops_stop_token:
+                text_delta = TextDelta(
+                    self._index, self._detokenizer.feed(token_ids[:-1]), token_ids
+                )
+            else:
+                text_delta = TextDelta(self._index, self._detokenizer.feed(token_ids), token_ids)
+        except InvalidArgumentError as error:
+            raise InternalError(
+                f"the model produced a token that is not text: {error.message}"
+            ) from error
+        if not self._each_token:
+            self._num_tokens += len(token_ids)
+        text_delta.num_tokens = self._num_tokens
+        if delta.finish_reason is not None:
+            self._finish(text_delta, delta)
+        return text_delta
+
+    def _each(self, delta: TokenDelta) -> TextDelta:
+        """Token by token, so that a stop string is found at the token that completes it."""
+        detokenizer, stop_strings = self._detokenizer, self._stop_strings
+        last = len(delta.token_ids) - 1
+        unseen = delta.finish_reason is FinishReason.STOP and self._drops_stop_token
+        pieces: list[str] = []
+        logprobs: list[PositionTextLogprobs] = []
+        for n, token_id in enumerate(delta.token_ids):
+            self._num_tokens += 1
+            if n < len(delta.logprobs):
+                logprobs.append(self._logprob(delta.logprobs[n]))
+            if detokenizer is None or (unseen and n == last):
+                continue
+            text = detokenizer.feed((token_id,))
+            self._text_length += len(text)
+            text, stop = stop_strings.feed(text, suspended=self._num_tokens < self._min_tokens)
+            pieces.append(text)
+            if stop is not None:
+                return self._stopped(pieces, delta.token_ids[: n + 1], logprobs, stop)
+        return TextDelta(self._index, "".join(pieces), delta.token_ids, logprobs)
+
+    def _logprob(self, position: PositionLogprobs) -> PositionTextLogprobs:
+        self._cumulative_logprob += position.token.logprob
+        return position_with_text(self._tokenizer, position, self._text_length)
+
+    def _stopped(
+        self,
+        pieces: list[str],
+        token_ids: list[int],
+        logprobs: list[PositionTextLogprobs],
+        stop: str,
+    ) -> TextDelta:
+        self.finished = self.stopped_by_string = True
+        return TextDelta(
+            self._index,
+            "".join(pieces),
+            token_ids,
+            logprobs,
+            FinishReason.STOP,
+            stop,
+            self._num_tokens,
+            self._cumulative_logprob,
+        )
+
+    def _finish(self, text_delta: TextDelta, delta: TokenDelta) -> None:
+        self.finished = True
+        text_delta.finish_reason = delta.finish_reason
+        text_delta.stop_reason = delta.stop_token_id
+        text_delta.cumulative_logprob = delta.cumulative_logprob
+        if self._detokenizer is not None:
+            text, stop = self._stop_strings.feed(
+                self._detokenizer.finish(), suspended=self._num_tokens < self._min_tokens
+            )
+            if stop is not None:
+                text_delta.finish_reason, text_delta.stop_reason = FinishReason.STOP, stop
+            text_delta.text += text + self._stop_strings.finish()

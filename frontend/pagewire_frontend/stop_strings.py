@@ -1,0 +1,58 @@
+"""Stop strings in a text that comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Finds the first stop string, and holds back only what may yet become one.
+
+    Of several the one that is complete first wins; of those complete at the same character, the
+    longest. So the result does not depend on how the text is cut into pieces.
+    """
+
+    __slots__ = ("_held", "_include", "_longest", "_prefixes", "_stops")
+
+    def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
+        self._stops = tuple(dict.fromkeys(stops))
+        self._include = include_in_output
+        self._longest = max(map(len, self._stops), default=0)
+        self._prefixes = frozenset(stop[:n] for stop in self._stops for n in range(1, len(stop)))
+        self._held = ""
+
+    def feed(self, text: str, *, suspended: bool = False) -> tuple[str, str | None]:
+        """Text that is settled now, and the stop string that ended it, if one did.
+
+        Args:
+            suspended: a stop string that is complete within this piece does not count; one that is
+                only begun in it may.
+        """
+        if not self._stops:
+            return text, None
+        text = self._held + text
+        if not suspended and (match := self._first_match(text)):
+            start, stop = match
+            self._held = ""
+            return text[: start + len(stop) if self._include else start], stop
+        held = self._may_become_stop(text)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], None
+
+    def finish(self) -> str:
+        """What was held back: the text has ended, and no stop string came of it."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        found = [(text.find(stop), stop) for stop in self._stops]
+        matches = [(start, stop) for start, stop in found if start >= 0]
+        if not matches:
+            return None
+        return min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
+
+    def _may_become_stop(self, text: str) -> int:
+        for n in range(min(self._longest - 1, len(text)), 0, -1):
+            if text[len(text) - n :] in self._prefixes:
+                return n
+        return 0

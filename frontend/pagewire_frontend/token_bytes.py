@@ -1,0 +1,149 @@
+"""The bytes each token stands for, in the two families of tokenizers that language models use.
+
+Byte-level BPE (GPT-2, Llama 3, Qwen) spells every byte as one printable character. SentencePiece
+(Llama 2, Mistral, Gemma) spells a space as U+2581 and bytes it has no piece for as `<0xE4>`. In
+both, a text is the tokens' bytes, one after the other, read as UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer as HubTokenizer
+
+from pagewire.errors import InvalidArgumentError
+
+_SPACE = "▁"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def unknown_token(token_id: int) -> InvalidArgumentError:
+    """The error for an id that the tokenizer has no token for."""
+    return InvalidArgumentError("token_ids", f"the tokenizer has no token with the id {token_id}")
+
+
+class _Table(dict[int, bytes]):
+    """Token id to bytes, filled as ids come up: a whole vocabulary takes a while, and most of it is
+    never asked for."""
+
+    def __init__(self, tokenizer: HubTokenizer, rules: _Rules, skipped: frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._rules = rules
+        self._skipped = skipped
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None:
+            raise unknown_token(token_id)
+        spelt = b"" if token_id in self._skipped else self._rules.bytes_of(token)
+        self[token_id] = spelt
+        return spelt
+
+
+class TokenBytes:
+    """Token ids to bytes.
+
+    Attributes:
+        with_special, without_special: token id to bytes; the second gives b"" for control tokens.
+            A lookup raises InvalidArgumentError for an id that has no token.
+        first_spaces: how many spaces are dropped at the very start of a text.
+    """
+
+    def __init__(self, tokenizer: HubTokenizer, rules: _Rules) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        special = frozenset(i for i, token in added.items() if token.special)
+        self.with_special = _Table(tokenizer, rules, frozenset())
+        self.without_special = _Table(tokenizer, rules, special)
+        self.first_spaces = rules.first_spaces
+
+    def table(self, *, skip_special_tokens: bool) -> dict[int, bytes]:
+        return self.without_special if skip_special_tokens else self.with_special
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text; U+FFFD for each maximal run of bytes that is no character."""
+        table = self.table(skip_special_tokens=skip_special_tokens)
+        text = b"".join([table[i] for i in ids]).decode("utf-8", "replace")
+        return drop_first_spaces(text, self.first_spaces)[0]
+
+
+def drop_first_spaces(text: str, count: int) -> tuple[str, int]:
+    """The text without up to `count` leading spaces, and how many may still be dropped from what
+    follows it."""
+    while count and text.startswith(" "):
+        text, count = text[1:], count - 1
+    return text, (0 if text else count)
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """How tokens are spelt."""
+
+    byte_level: bool
+    byte_fallback: bool
+    space: str | None
+    first_spaces: int
+
+    def bytes_of(self, token: str) -> bytes:
+        if self.byte_level:
+            try:
+                return bytes([_BYTE_OF[char] for char in token])
+            except KeyError:  # an added token is spelt as it is
+                return token.encode()
+        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        return (token.replace(self.space, " ") if self.space else token).encode()
+
+
+def token_bytes_for(tokenizer: HubTokenizer) -> TokenBytes | None:
+    """The tokenizer's bytes, or None when its decoder is of neither family."""
+    decoder = tokenizer.decoder
+    rules = None if decoder is None else _rules(json.loads(decoder.__getstate__()))
+    return None if rules is None else TokenBytes(tokenizer, rules)
+
+
+def _rules(decoder: dict[str, Any]) -> _Rules | None:
+    steps = _steps(decoder)
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _Rules(byte_level=True, byte_fallback=False, space=None, first_spaces=0)
+    if not kinds or any(kind not in ("Replace", "ByteFallback", "Fuse", "Strip") for kind in kinds):
+        return None
+    space, first_spaces = None, 0
+    for step in steps:
+        if step["type"] == "Replace":
+            if step["pattern"] != {"String": _SPACE} or step["content"] != " " or space:
+                return None
+            space = _SPACE
+        if step["type"] == "Strip":
+            if step["content"] != " " or step["stop"] != 0 or "Fuse" not in kinds:
+                return None
+            first_spaces = step["start"]
+    return _Rules(
+        byte_level=False,
+        byte_fallback="ByteFallback" in kinds,
+        space=space,
+        first_spaces=first_spaces,
+    )
+
+
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    if decoder["type"] == "Sequence":
+        return [step for part in decoder["decoders"] for step in _steps(part)]
+    return [decoder]
+
+
+def _bytes_of_chars() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, others for characters from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _bytes_of_chars()

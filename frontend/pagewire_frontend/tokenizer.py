@@ -1,0 +1,234 @@
+"""Text to token ids and back, on `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HubTokenizer
+
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError
+from pagewire_frontend.token_bytes import TokenBytes, token_bytes_for, unknown_token
+
+_ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """A model's tokenizer, made of its files.
+
+    Control tokens are the added tokens that the tokenizer marks as special, such as `<|im_end|>`.
+    All methods may be called from any thread.
+
+    Attributes:
+        special_tokens: role to text, such as {"bos_token": "<s>"}; chat templates read them.
+        special_token_ids: ids of the control tokens.
+        bos_token_id, eos_token_id: None where the model has none.
+        vocab_size: one past the highest id that has a token. A model's own vocabulary may be padded
+            beyond it.
+    """
+
+    def __init__(self, tokenizer_json: bytes, config: Mapping[str, Any] | None = None) -> None:
+        try:
+            self._parsing = HubTokenizer.from_buffer(tokenizer_json)
+        except Exception as error:  # tokenizers raises plain Exception and ValueError
+            raise FailedPreconditionError(
+                f"the model's tokenizer.json can't be read ({error}); name another tokenizer "
+                "with --tokenizer"
+            ) from error
+        self._parsing.no_padding()
+        self._parsing.no_truncation()
+        self._added: dict[int, AddedToken] = self._parsing.get_added_tokens_decoder()
+        self.special_tokens = _special_tokens(config or {})
+        self.special_token_ids = frozenset(
+            token_id for token_id, token in self._added.items() if token.special
+        )
+        self.bos_token_id = self._role_id("bos_token")
+        self.eos_token_id = self._role_id("eos_token")
+        vocab = self._parsing.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.token_bytes: TokenBytes | None = token_bytes_for(self._parsing)
+        self._plain = _PlainEncoder(tokenizer_json, self._added)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
+        """From files by Hugging Face's names; tokenizer.json must be among them."""
+        config: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            if name in files:
+                config |= json.loads(files[name])
+        return cls(files["tokenizer.json"], config)
+
+    @property
+    def hub_tokenizer(self) -> HubTokenizer:
+        """The `tokenizers.Tokenizer` underneath."""
+        return self._parsing
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of the text.
+
+        Args:
+            add_special_tokens: let the tokenizer add its own (a BOS, as a rule). A text that begins
+                with the BOS gets no second one.
+            parse_special_tokens: read control tokens in the text as such; False takes them as
+                ordinary text.
+        """
+        _check_text(text)
+        if not parse_special_tokens:
+            return self._plain.encode(text, (), add_special_tokens=add_special_tokens)
+        ids = _encode(self._parsing, text, add_special_tokens)
+        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id:
+            return ids[1:]
+        return ids
+
+    def encode_marked(self, text: str, control_spans: Sequence[tuple[int, int]]) -> list[int]:
+        """Token ids of a text in which only the control tokens at `control_spans` are read as such.
+
+        Nothing is added. Otherwise equal to `encode`: the text is tokenised in one piece.
+
+        Args:
+            control_spans: (start, end) of each, in order; each spans one control token's text.
+        """
+        _check_text(text)
+        return self._plain.encode(text, control_spans, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids; U+FFFD where their bytes are not valid UTF-8.
+
+        Raises:
+            InvalidArgumentError: an id has no token.
+        """
+        if self.token_bytes is not None:
+            return self.token_bytes.decode(ids, skip_special_tokens=skip_special_tokens)
+        for token_id in ids:
+            self.token(token_id)
+        return str(self._parsing.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def token(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as `Ġthe` or `<0x0A>`.
+
+        Raises:
+            InvalidArgumentError: the id has no token.
+        """
+        token = self._parsing.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None:
+            raise unknown_token(token_id)
+        return str(token)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None when it has none."""
+        found = self._parsing.token_to_id(token)
+        return None if found is None else int(found)
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether the id has a token; a model's padding of the vocabulary has none."""
+        return self._parsing.id_to_token(token_id) is not None
+
+    def token_bytes_of(self, token_id: int) -> bytes:
+        """What the token adds to a text, in bytes; a lone byte of a character is that byte."""
+        if self.token_bytes is not None:
+            return self.token_bytes.with_special[token_id]
+        self.token(token_id)
+        return str(self._parsing.decode([token_id], skip_special_tokens=False)).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text; U+FFFD where its bytes alone are not valid UTF-8."""
+        return self.token_bytes_of(token_id).decode("utf-8", "replace")
+
+    def special_token_text(self, token_id: int) -> str | None:
+        """The text of a control token; None for every other id."""
+        if token_id not in self.special_token_ids:
+            return None
+        return str(self._added[token_id].content)
+
+    def _role_id(self, role: str) -> int | None:
+        text = self.special_tokens.get(role)
+        return None if text is None else self.token_id(text)
+
+
+class _PlainEncoder:
+    """Encodes text whose control tokens are ordinary text, but for those at given places.
+
+    It is the same tokenizer with one more token for each control token: an alias, spelt in a way no
+    text can know, that maps back to the control token's id. `encode_special_tokens` makes the real
+    spellings ordinary text. One call tokenises the whole, so that whatever depends on the place in
+    the text (a prefix space, white space stripped around a token) comes out as it always does.
+    """
+
+    def __init__(self, tokenizer_json: bytes, added: Mapping[int, AddedToken]) -> None:
+        self._tokenizer = HubTokenizer.from_buffer(tokenizer_json)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+        self._special = {i: token for i, token in added.items() if token.special}
+        nonce = secrets.token_hex(8)
+        self._aliases = {
+            token.content: f"\U000f0000{nonce}.{i}\U000f0001" for i, token in self._special.items()
+        }
+        self._tokenizer.add_tokens(
+            [
+                AddedToken(
+                    self._aliases[token.content],
+                    single_word=False,
+                    lstrip=token.lstrip,
+                    rstrip=token.rstrip,
+                    normalized=token.normalized,
+                    special=False,
+                )
+                for token in self._special.values()
+            ]
+        )
+        self._real_id = {
+            self._tokenizer.token_to_id(self._aliases[token.content]): i
+            for i, token in self._special.items()
+        }
+
+    def encode(
+        self, text: str, spans: Iterable[tuple[int, int]], *, add_special_tokens: bool
+    ) -> list[int]:
+        pieces: list[str] = []
+        at = 0
+        for start, end in spans:
+            pieces += (text[at:start], self._aliases[text[start:end]])
+            at = end
+        pieces.append(text[at:])
+        ids = _encode(self._tokenizer, "".join(pieces), add_special_tokens)
+        real_id = self._real_id
+        return [real_id.get(i, i) for i in ids]
+
+
+def _encode(tokenizer: HubTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    # `encode` keeps the interpreter's lock for as long as it runs; the batch call does not.
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return list(encoding.ids)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            "prompt", f"the text is not valid Unicode at character {error.start} (lone surrogate)"
+        ) from None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    texts = {role: _content(config.get(role)) for role in _ROLES}
+    return {role: text for role, text in texts.items() if text is not None}
+
+
+def _content(token: Any) -> str | None:
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
