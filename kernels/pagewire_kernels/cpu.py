@@ -9,6 +9,7 @@ import torch
 
 from pagewire_kernels.attention import AttentionMetadata, BackendUnavailableError
 from pagewire_kernels.build import library_path
+from pagewire_kernels.sampling import RowParameters
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _POINTER = ctypes.c_void_p
@@ -18,6 +19,7 @@ _SIGNATURES = {
         [ctypes.c_int32] + [_POINTER] * 7 + [_INT] * 9 + [ctypes.c_float, _INT]
     ),
     "pagewire_write_kv": [_POINTER] * 5 + [_INT] * 4,
+    "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
 }
 
 
@@ -86,6 +88,48 @@ class CpuAttention:
             torch.get_num_threads(),
         )
         return output
+
+
+class CpuChooser:
+    """Token choice in C++: one thread a row, noise for hopeful candidates only."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._choose = library.pagewire_choose
+
+    def choose(self, logits: torch.Tensor, parameters: RowParameters) -> torch.Tensor:
+        if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.device.type != "cpu":
+            raise ValueError("the cpu sampling backend reads float32 rows on CPU")
+        # Kept in a list until the call is over: a pointer alone keeps no tensor alive.
+        columns = [
+            torch.tensor(parameters.temperatures, dtype=torch.float32),
+            torch.tensor(parameters.min_ps, dtype=torch.float32).log_(),
+            torch.tensor(parameters.top_ks, dtype=torch.int64),
+            torch.tensor(parameters.top_ps, dtype=torch.float64),
+            torch.tensor(parameters.seeds, dtype=torch.int64),
+            torch.tensor(parameters.sequence_indexes, dtype=torch.int64),
+            torch.tensor(parameters.positions, dtype=torch.int64),
+        ]
+        num_rows, vocab_size = logits.shape
+        chosen = torch.empty(num_rows, dtype=torch.int64)
+        self._choose(
+            logits.data_ptr(),
+            num_rows,
+            vocab_size,
+            logits.stride(0),
+            *(column.data_ptr() for column in columns),
+            chosen.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return chosen
+
+
+def load_chooser() -> CpuChooser:
+    """The C++ token chooser.
+
+    Raises:
+        BackendUnavailableError: the kernels were not built.
+    """
+    return CpuChooser(load_library())
 
 
 def load_backend(device: torch.device) -> CpuAttention:

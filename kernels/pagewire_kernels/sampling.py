@@ -7,12 +7,18 @@ falling value, then by rising id, so that cut-offs inside ties are the same ever
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pagewire_kernels.attention import BackendUnavailableError
 from pagewire_kernels.philox import gumbel_noise, philox4x32
+
+_log = logging.getLogger(__name__)
 
 NEGATIVE_INFINITY = float("-inf")
 
@@ -37,6 +43,111 @@ class RandomKeys:
     def select(self, rows: Tensor) -> RandomKeys:
         """The keys of some rows, given as int64 indexes."""
         return RandomKeys(self.seeds[rows], self.sequence_indexes[rows], self.positions[rows])
+
+
+@dataclass(frozen=True)
+class RowParameters:
+    """How each of R rows is sampled; lists of R entries.
+
+    Attributes:
+        temperatures: 0 is greedy.
+        min_ps: 0 keeps all.
+        top_ks: vocabulary size or above keeps all.
+        top_ps: 1 keeps all.
+        seeds, sequence_indexes, positions: what the noise is a function of; see philox.py.
+    """
+
+    temperatures: list[float]
+    min_ps: list[float]
+    top_ks: list[int]
+    top_ps: list[float]
+    seeds: list[int]
+    sequence_indexes: list[int]
+    positions: list[int]
+
+
+class TokenChooser(Protocol):
+    """Chooses tokens; backends give the same ones."""
+
+    def choose(self, logits: Tensor, parameters: RowParameters) -> Tensor:
+        """One token a row: temperature, min_p, top_k, top_p, then Gumbel-max.
+
+        Args:
+            logits: [R, V] float32, no NaN and no +inf, at least one finite number a row.
+            parameters: of the R rows.
+
+        Returns:
+            int64 [R] token ids. Equal scores are decided by the lower id.
+        """
+        ...
+
+
+def load_token_chooser(device: torch.device | str) -> TokenChooser:
+    """The fastest chooser for a device: on CPU the C++ one where it is built, else torch's."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        from pagewire_kernels import cpu  # it builds on this module
+
+        try:
+            return cpu.load_chooser()
+        except BackendUnavailableError as error:
+            _log.info("sampling runs on the torch backend: %s", error)
+    return TorchChooser()
+
+
+class TorchChooser:
+    """The reference: any device."""
+
+    def choose(self, logits: Tensor, parameters: RowParameters) -> Tensor:
+        vocab_size = logits.shape[-1]
+        greedy: list[int] = []
+        unfiltered: list[int] = []
+        filtered: list[int] = []
+        for row, temperature in enumerate(parameters.temperatures):
+            if temperature == 0.0:
+                greedy.append(row)
+            elif parameters.top_ks[row] < vocab_size or parameters.top_ps[row] < 1.0:
+                filtered.append(row)
+            else:
+                unfiltered.append(row)
+        if len(greedy) == logits.shape[0]:
+            return logits.argmax(dim=-1)
+        chosen = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+        if greedy:
+            where = torch.tensor(greedy, device=logits.device)
+            chosen[where] = logits[where].argmax(dim=-1)
+        if unfiltered:
+            where = torch.tensor(unfiltered, device=logits.device)
+            chosen[where] = sample_all(*_scores_and_keys(logits, parameters, unfiltered))
+        if filtered:
+            where = torch.tensor(filtered, device=logits.device)
+            top_ks = torch.tensor([parameters.top_ks[row] for row in filtered])
+            top_ps = torch.tensor([parameters.top_ps[row] for row in filtered], dtype=torch.float64)
+            chosen[where] = sample_filtered(
+                *_scores_and_keys(logits, parameters, filtered),
+                top_ks.to(logits.device),
+                top_ps.to(logits.device),
+            )
+        return chosen
+
+
+def _scores_and_keys(
+    logits: Tensor, parameters: RowParameters, rows: list[int]
+) -> tuple[Tensor, RandomKeys]:
+    def gather(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor([values[row] for row in rows], dtype=dtype, device=logits.device)
+
+    scores = scale_by_temperature(
+        logits[torch.tensor(rows, device=logits.device)],
+        gather(parameters.temperatures, torch.float32),
+        gather(parameters.min_ps, torch.float32),
+    )
+    keys = RandomKeys(
+        gather(parameters.seeds, torch.int64),
+        gather(parameters.sequence_indexes, torch.int64),
+        gather(parameters.positions, torch.int64),
+    )
+    return scores, keys
 
 
 def scale_by_temperature(logits: Tensor, temperatures: Tensor, min_ps: Tensor) -> Tensor:
@@ -137,7 +248,13 @@ def sample_filtered(scores: Tensor, keys: RandomKeys, top_ks: Tensor, top_ps: Te
         done = exact.nonzero().flatten()
         if done.numel():
             rows = pending[done]
-            chosen[rows] = _choose(values[done], ids[done], kept[done], keys.select(rows))
+            if width < vocab_size:
+                chosen[rows] = _choose(values[done], ids[done], kept[done], keys.select(rows))
+            else:
+                survivors = values.masked_fill_(~kept, NEGATIVE_INFINITY)
+                chosen[rows] = sample_all(
+                    torch.empty_like(survivors).scatter_(-1, ids, survivors), keys.select(rows)
+                )
         pending = pending[(~exact).nonzero().flatten()]
         if not pending.numel():
             break

@@ -13,13 +13,7 @@ from torch import Tensor
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import SampledToken
-from pagewire_kernels.sampling import (
-    RandomKeys,
-    raw_logprobs,
-    sample_all,
-    sample_filtered,
-    scale_by_temperature,
-)
+from pagewire_kernels.sampling import RowParameters, load_token_chooser, raw_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +52,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(i for i in set(eos_token_ids) if 0 <= i < vocab_size)
         self._device = torch.device(device)
+        self._chooser = load_token_chooser(self._device)
 
     def sample(
         self, logits: Tensor, rows: Sequence[SamplingRow]
@@ -173,52 +168,19 @@ class Sampler:
 
     def _choose(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         """Token ids, one a row of `adjusted`."""
-        greedy: list[int] = []
-        unfiltered: list[int] = []
-        filtered: list[int] = []
-        for index, row in enumerate(rows):
-            if row.params.greedy:
-                greedy.append(index)
-            elif self._top_k(row.params) < self._vocab_size or row.params.top_p < 1.0:
-                filtered.append(index)
-            else:
-                unfiltered.append(index)
-        if len(greedy) == len(rows):
-            return _as_ints(adjusted.argmax(dim=-1))
-        chosen = torch.empty(len(rows), dtype=torch.int64, device=self._device)
-        if greedy:
-            where = self._integers(greedy)
-            chosen[where] = adjusted[where].argmax(dim=-1)
-        for indexes in (unfiltered, filtered):
-            if indexes:
-                where = self._integers(indexes)
-                members = [rows[index] for index in indexes]
-                chosen[where] = self._choose_at_random(
-                    adjusted[where], members, with_filters=indexes is filtered
-                )
+        chosen = self._chooser.choose(
+            adjusted,
+            RowParameters(
+                temperatures=[row.params.temperature for row in rows],
+                min_ps=[row.params.min_p for row in rows],
+                top_ks=[self._top_k(row.params) for row in rows],
+                top_ps=[row.params.top_p for row in rows],
+                seeds=[row.seed for row in rows],
+                sequence_indexes=[row.sequence_index for row in rows],
+                positions=[len(row.output_token_ids) for row in rows],
+            ),
+        )
         return _as_ints(chosen)
-
-    def _choose_at_random(
-        self, logits: Tensor, rows: Sequence[SamplingRow], *, with_filters: bool
-    ) -> Tensor:
-        scores = scale_by_temperature(
-            logits,
-            self._floats([row.params.temperature for row in rows]),
-            self._floats([row.params.min_p for row in rows]),
-        )
-        keys = RandomKeys(
-            seeds=self._integers([row.seed for row in rows]),
-            sequence_indexes=self._integers([row.sequence_index for row in rows]),
-            positions=self._integers([len(row.output_token_ids) for row in rows]),
-        )
-        if not with_filters:
-            return sample_all(scores, keys)
-        return sample_filtered(
-            scores,
-            keys,
-            self._integers([self._top_k(row.params) for row in rows]),
-            self._floats([row.params.top_p for row in rows], torch.float64),
-        )
 
     def _describe(
         self, logits: Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int]
@@ -250,8 +212,8 @@ class Sampler:
     def _integers(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    def _floats(self, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._device)
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
 
 
 def prompt_logprobs(

@@ -105,7 +105,12 @@ inline void dot_products(const float* query, const T* const* keys, int64_t offse
     }
   }
   for (int g = 0; g < HEADS; ++g) {
-    for (int t = 0; t < TOKENS; ++t) scores[g * kTile + t] = horizontal_sum<W>(sums[g][t]);
+    if constexpr (TOKENS == 4) {
+      store<4>(scores + g * kTile,
+               sum_lanes(sums[g][0], sums[g][1], sums[g][2], sums[g][3]));
+    } else {
+      scores[g * kTile] = horizontal_sum<W>(sums[g][0]);
+    }
   }
 }
 
@@ -121,18 +126,34 @@ void score_tile(const float* query, const T* const* keys, int64_t offset, int64_
   }
 }
 
-// output[g] += sum over t of weights[g][t] * values[t].
+// output[g] += sum over t of weights[g][t] * values[t], for NV vectors from element d on.
+template <typename T, int W, int HEADS, int NV>
+inline void add_columns(const float* weights, const T* const* values, int64_t offset, int64_t d,
+                        int64_t head_dim, int64_t count, float* output) {
+  FloatV<W> sums[HEADS][NV];
+  for (int g = 0; g < HEADS; ++g) {
+    for (int v = 0; v < NV; ++v) sums[g][v] = load<W>(output + g * head_dim + d + v * W);
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    for (int v = 0; v < NV; ++v) {
+      const FloatV<W> value = load<W>(values[t] + offset + d + v * W);
+      for (int g = 0; g < HEADS; ++g) sums[g][v] += value * weights[g * kTile + t];
+    }
+  }
+  for (int g = 0; g < HEADS; ++g) {
+    for (int v = 0; v < NV; ++v) store<W>(output + g * head_dim + d + v * W, sums[g][v]);
+  }
+}
+
 template <typename T, int W, int HEADS>
 void add_values(const float* weights, const T* const* values, int64_t offset, int64_t head_dim,
                 int64_t count, float* output) {
-  for (int64_t d = 0; d < head_dim; d += W) {
-    FloatV<W> sums[HEADS];
-    for (int g = 0; g < HEADS; ++g) sums[g] = load<W>(output + g * head_dim + d);
-    for (int64_t t = 0; t < count; ++t) {
-      const FloatV<W> value = load<W>(values[t] + offset + d);
-      for (int g = 0; g < HEADS; ++g) sums[g] += value * weights[g * kTile + t];
-    }
-    for (int g = 0; g < HEADS; ++g) store<W>(output + g * head_dim + d, sums[g]);
+  int64_t d = 0;
+  for (; d + 4 * W <= head_dim; d += 4 * W) {
+    add_columns<T, W, HEADS, 4>(weights, values, offset, d, head_dim, count, output);
+  }
+  for (; d < head_dim; d += W) {
+    add_columns<T, W, HEADS, 1>(weights, values, offset, d, head_dim, count, output);
   }
 }
 
@@ -180,33 +201,25 @@ void store_output(const float* row, int64_t head_dim, float total, Q* out) {
   for (int64_t d = 0; d < head_dim; ++d) store_scalar(out + d, row[d] * factor);
 }
 
+// Heads that share a kv head go by threes: 3 x 4 sums fill the registers of AVX2.
 template <typename T, int W>
 void score_heads(const float* query, const T* const* keys, int64_t offset, int64_t head_dim,
                  int64_t count, int64_t heads, float* scores) {
-  while (heads > 0) {
-    const int64_t step = std::min<int64_t>(heads, 3);
-    if (step == 3) score_tile<T, W, 3>(query, keys, offset, head_dim, count, scores);
-    if (step == 2) score_tile<T, W, 2>(query, keys, offset, head_dim, count, scores);
-    if (step == 1) score_tile<T, W, 1>(query, keys, offset, head_dim, count, scores);
-    query += step * head_dim;
-    scores += step * kTile;
-    heads -= step;
+  for (; heads >= 3; heads -= 3, query += 3 * head_dim, scores += 3 * kTile) {
+    score_tile<T, W, 3>(query, keys, offset, head_dim, count, scores);
   }
+  if (heads == 2) score_tile<T, W, 2>(query, keys, offset, head_dim, count, scores);
+  if (heads == 1) score_tile<T, W, 1>(query, keys, offset, head_dim, count, scores);
 }
 
 template <typename T, int W>
 void add_heads(const float* weights, const T* const* values, int64_t offset, int64_t head_dim,
                int64_t count, int64_t heads, float* output) {
-  while (heads > 0) {
-    const int64_t step = heads >= 4 ? 4 : heads;
-    if (step == 4) add_values<T, W, 4>(weights, values, offset, head_dim, count, output);
-    if (step == 3) add_values<T, W, 3>(weights, values, offset, head_dim, count, output);
-    if (step == 2) add_values<T, W, 2>(weights, values, offset, head_dim, count, output);
-    if (step == 1) add_values<T, W, 1>(weights, values, offset, head_dim, count, output);
-    weights += step * kTile;
-    output += step * head_dim;
-    heads -= step;
+  for (; heads >= 3; heads -= 3, weights += 3 * kTile, output += 3 * head_dim) {
+    add_values<T, W, 3>(weights, values, offset, head_dim, count, output);
   }
+  if (heads == 2) add_values<T, W, 2>(weights, values, offset, head_dim, count, output);
+  if (heads == 1) add_values<T, W, 1>(weights, values, offset, head_dim, count, output);
 }
 
 template <typename T, int W>

@@ -131,15 +131,39 @@ inline void store_scalar(half* p, float x) {
 #endif
 }
 
+// The sums of four vectors' lanes, in two rounds of pairwise additions and one across halves.
+inline Vec<4>::Float sum_lanes(FloatV<8> a, FloatV<8> b, FloatV<8> c, FloatV<8> d) {
+  const FloatV<8> ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
+                       __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15);
+  const FloatV<8> cd = __builtin_shufflevector(c, d, 0, 8, 1, 9, 4, 12, 5, 13) +
+                       __builtin_shufflevector(c, d, 2, 10, 3, 11, 6, 14, 7, 15);
+  const FloatV<8> abcd = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
+                         __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+  return __builtin_shufflevector(abcd, abcd, 0, 1, 2, 3) +
+         __builtin_shufflevector(abcd, abcd, 4, 5, 6, 7);
+}
+
+inline FloatV<8> fold(FloatV<16> x) {
+  return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+         __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+inline Vec<4>::Float sum_lanes(FloatV<16> a, FloatV<16> b, FloatV<16> c, FloatV<16> d) {
+  return sum_lanes(fold(a), fold(b), fold(c), fold(d));
+}
+
 template <int W>
 inline float horizontal_sum(FloatV<W> x) {
-  // In halves, so that the order of additions is the same in every compilation.
-  float lanes[W];
-  store<W>(lanes, x);
-  for (int step = W / 2; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
-  }
-  return lanes[0];
+  return sum_lanes(x, x, x, x)[0];
+}
+
+template <typename Mask>
+inline bool any(Mask mask) {
+  uint64_t words[sizeof(Mask) / 8];
+  std::memcpy(words, &mask, sizeof(Mask));
+  uint64_t all = 0;
+  for (uint64_t word : words) all |= word;
+  return all != 0;
 }
 
 // exp for x <= 0 within 2 units in the last place; 0 below -87. Cephes' expf polynomial.
