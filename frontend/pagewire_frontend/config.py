@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-from pagewire.errors import InvalidArgumentError
 
 
 class FrontendConfig(BaseModel):
@@ -71,19 +68,3 @@ class FrontendConfig(BaseModel):
         if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
             raise ValueError("must be HOST:PORT, such as 127.0.0.1:50061")
         return value
-
-
-def read_chat_template(value: str | None) -> str | None:
-    """The text of a `chat_template` setting, which is a file's path or the template itself.
-
-    Raises:
-        InvalidArgumentError: it is neither.
-    """
-    if value is None or "{{" in value or "{%" in value:
-        return value
-    try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidArgumentError(
-            "chat_template", f"{value!r} is neither a readable file nor a Jinja template ({error})"
-        ) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pagewire.errors import InternalError, PagewireError
 
@@ -24,3 +26,13 @@ def as_pagewire_error(error: Exception) -> PagewireError:
     return InternalError(
         f"the server failed on this request ({type(error).__name__}); its log says where"
     )
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field name it as this endpoint does: a chat's prompt is its `messages`."""
+    try:
+        yield
+    except PagewireError as error:
+        error.field = names.get(error.field, error.field)
+        raise

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from pagewire.errors import UnavailableError
-from pagewire_frontend.config import FrontendConfig, read_chat_template
+from pagewire_frontend.chat_template import load_chat_template
+from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.grpc_api.server import GrpcServer
@@ -46,7 +47,9 @@ class FrontendServer:
             parse_control_tokens_in_chat=config.parse_control_tokens_in_chat,
             parse_control_tokens_in_prompts=config.parse_control_tokens_in_prompts,
             allow_request_chat_template=config.allow_request_chat_template,
-            chat_template=read_chat_template(config.chat_template),
+            chat_template=(
+                None if config.chat_template is None else load_chat_template(config.chat_template)
+            ),
         )
         self._client = client
         self._make_client: Callable[[], EngineClient] = (
@@ -157,7 +160,7 @@ class FrontendServer:
             ready = self._serving.ready
             if ready != was_ready:
                 await self._grpc.set_ready(ready)
-                if self._connected.is_set():
+                if self._connected.is_set() and not self._serving.stopping:
                     logger.log(
                         logging.INFO if ready else logging.WARNING,
                         "the engine at %s is %s",

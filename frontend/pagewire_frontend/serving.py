@@ -6,32 +6,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
 
 from pagewire.errors import ErrorCode, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
 from pagewire_frontend.config import FrontendConfig
-from pagewire_frontend.generation_types import (
-    GenerationRequest,
-    GenerationUpdate,
-    PositionTextLogprobs,
+from pagewire_frontend.generation import (
+    FinishedGeneration,
+    FinishedSequence,
+    Generation,
+    RunningGeneration,
 )
+from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
-
-if TYPE_CHECKING:
-    from pagewire_frontend.generation import Generation
-
-
-class RunningRequest(Protocol):
-    """The part of `RunningGeneration` that is needed here."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-
-    def __aiter__(self) -> AsyncIterator[GenerationUpdate]: ...
-
-    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +31,6 @@ class Usage:
     queue_s: float
     first_token_s: float
     total_s: float
-
-
-@dataclass(slots=True)
-class WholeSequence:
-    """One sequence at its end."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionTextLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass(slots=True)
-class WholeGeneration:
-    """A request at its end: every sequence, in index order."""
-
-    sequences: list[WholeSequence]
-    prompt_logprobs: list[PositionLogprobs]
 
 
 class MeteredGeneration:
@@ -81,18 +48,16 @@ class MeteredGeneration:
         "_running",
         "_started_at",
         "_times",
-        "_updates",
         "prompt_token_ids",
         "request_id",
     )
 
     def __init__(
-        self, running: RunningRequest, started_at: float, metrics: FrontendMetrics
+        self, running: RunningGeneration, started_at: float, metrics: FrontendMetrics
     ) -> None:
         self.request_id = running.request_id
         self.prompt_token_ids = running.prompt_token_ids
         self._running = running
-        self._updates = running.__aiter__()
         self._metrics = metrics
         self._started_at = started_at
         self._first_token_at = 0.0
@@ -107,7 +72,7 @@ class MeteredGeneration:
 
     async def __anext__(self) -> GenerationUpdate:
         try:
-            update = await self._updates.__anext__()
+            update = await self._running.__anext__()
         except StopAsyncIteration:
             self._end()
             raise
@@ -117,10 +82,10 @@ class MeteredGeneration:
         except Exception:
             self._end(ErrorCode.INTERNAL)
             raise
-        if not self._first_token_at and update.deltas:
-            self._first_token_at = time.monotonic()
         for delta in update.deltas:
             self._num_tokens[delta.index] = delta.num_tokens
+            if not self._first_token_at and delta.num_tokens:
+                self._first_token_at = time.monotonic()
             if delta.finish_reason is not None:
                 self._reasons.append(delta.finish_reason)
         if update.times is not None:
@@ -144,24 +109,31 @@ class MeteredGeneration:
             total_s=now - self._started_at,
         )
 
-    async def collect(self) -> WholeGeneration:
+    async def collect(self) -> FinishedGeneration:
         """Reads to the end."""
-        sequences: dict[int, WholeSequence] = {}
+        sequences: dict[int, FinishedSequence] = {}
         texts: dict[int, list[str]] = {}
         prompt_logprobs: list[PositionLogprobs] = []
         async for update in self:
             prompt_logprobs.extend(update.prompt_logprobs)
             for delta in update.deltas:
-                sequence = sequences.setdefault(delta.index, WholeSequence(delta.index))
+                sequence = sequences.setdefault(delta.index, FinishedSequence(delta.index))
                 texts.setdefault(delta.index, []).append(delta.text)
                 sequence.token_ids.extend(delta.token_ids)
                 sequence.logprobs.extend(delta.logprobs)
                 if delta.finish_reason is not None:
                     sequence.finish_reason = delta.finish_reason
                     sequence.stop_reason = delta.stop_reason
+                    sequence.cumulative_logprob = delta.cumulative_logprob
         for index, sequence in sequences.items():
             sequence.text = "".join(texts[index])
-        return WholeGeneration([sequences[index] for index in sorted(sequences)], prompt_logprobs)
+        return FinishedGeneration(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            sequences=[sequences[index] for index in sorted(sequences)],
+            prompt_logprobs=prompt_logprobs,
+            times=self._times,
+        )
 
     def _end(self, failure: ErrorCode | None = None) -> None:
         if self._ended:

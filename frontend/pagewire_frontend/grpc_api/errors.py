@@ -49,6 +49,8 @@ HandlerT = TypeVar("HandlerT", bound=Callable[..., Awaitable[Any]])
 
 def field_path(field: str) -> str:
     """The path of a field in the request message: `top_p` is `sampling_params.top_p` there."""
+    if field == "prompt_token_ids":
+        return "token_ids.ids"
     name = field.split("[", 1)[0].split(".", 1)[0]
     if name in _SAMPLING_FIELDS:
         return f"sampling_params.{field}"

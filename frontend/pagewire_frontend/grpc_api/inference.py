@@ -10,13 +10,13 @@ import grpc
 from pagewire.errors import InvalidArgumentError, UnimplementedError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests
 from pagewire_frontend.grpc_api.errors import answers_errors
 from pagewire_frontend.grpc_api.responses import (
     fill_output,
     fill_usage,
-    in_chunks,
     position_text,
     prompt_position,
 )
@@ -29,6 +29,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 # Rendering or tokenising more than this many characters would hold up other streams.
 LONG_TEXT = 20_000
 
+# What generation calls the prompt is a chat's messages.
+_CHAT_FIELDS = {"prompt": "messages", "prompt_token_ids": "messages"}
+
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[misc]  # generated, untyped
     """Text in, text out. Thin: what a request means is `generation`'s business."""
@@ -39,10 +42,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     @answers_errors
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
         generation_request = self._generate_request(request)
+        response = inference_pb2.GenerateResponse(
+            request_id=generation_request.request_id, model=generation_request.model
+        )
         async with self._serving.run(generation_request) as generation:
-            response = inference_pb2.GenerateResponse(
-                request_id=generation_request.request_id, model=generation_request.model
-            )
             await ResponseStream(context, response).write_all(generation)
 
     @answers_errors
@@ -54,46 +57,45 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         generation_request = self._generate_request(request)
         async with self._serving.run(generation_request) as generation:
             whole = await generation.collect()
-            response = inference_pb2.GenerateResponse(
-                request_id=generation_request.request_id, model=generation_request.model
-            )
-            for sequence in whole.sequences:
-                output = response.outputs.add()
-                fill_output(output, sequence)
-                output.text = sequence.text
-                for chunk in in_chunks(sequence.logprobs, position_text):
-                    output.logprobs.extend(chunk)
-            for prompt_chunk in in_chunks(whole.prompt_logprobs, prompt_position):
-                response.prompt_logprobs.extend(prompt_chunk)
-            fill_usage(response.usage, generation.usage())
+        response = inference_pb2.GenerateResponse(
+            request_id=generation_request.request_id, model=generation_request.model
+        )
+        for sequence in whole.sequences:
+            output = response.outputs.add()
+            fill_output(output, sequence)
+            output.text = sequence.text
+            output.logprobs.extend(map(position_text, sequence.logprobs))
+        response.prompt_logprobs.extend(map(prompt_position, whole.prompt_logprobs))
+        fill_usage(response.usage, generation.usage())
         return response
 
     @answers_errors
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> None:
         generation_request = await self._chat_request(request)
-        async with self._serving.run(generation_request) as generation:
-            response = inference_pb2.ChatResponse(
-                request_id=generation_request.request_id, model=generation_request.model
-            )
-            await ResponseStream(context, response).write_all(generation)
+        response = inference_pb2.ChatResponse(
+            request_id=generation_request.request_id, model=generation_request.model
+        )
+        with renaming(_CHAT_FIELDS):
+            async with self._serving.run(generation_request) as generation:
+                await ResponseStream(context, response).write_all(generation)
 
     @answers_errors
     async def ChatUnary(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> inference_pb2.ChatResponse:
         generation_request = await self._chat_request(request)
-        async with self._serving.run(generation_request) as generation:
-            whole = await generation.collect()
-            response = inference_pb2.ChatResponse(
-                request_id=generation_request.request_id, model=generation_request.model
-            )
-            for sequence in whole.sequences:
-                choice = response.choices.add()
-                fill_output(choice, sequence)
-                choice.content = sequence.text
-                for chunk in in_chunks(sequence.logprobs, position_text):
-                    choice.logprobs.extend(chunk)
-            fill_usage(response.usage, generation.usage())
+        response = inference_pb2.ChatResponse(
+            request_id=generation_request.request_id, model=generation_request.model
+        )
+        with renaming(_CHAT_FIELDS):
+            async with self._serving.run(generation_request) as generation:
+                whole = await generation.collect()
+        for sequence in whole.sequences:
+            choice = response.choices.add()
+            fill_output(choice, sequence)
+            choice.content = sequence.text
+            choice.logprobs.extend(map(position_text, sequence.logprobs))
+        fill_usage(response.usage, generation.usage())
         return response
 
     @answers_errors

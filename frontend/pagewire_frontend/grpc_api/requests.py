@@ -16,7 +16,6 @@ from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.request_ids import check_request_id
 
-ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -68,19 +67,12 @@ def chat_messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[st
     """The messages in OpenAI's shape.
 
     Raises:
-        InvalidArgumentError: none at all, an unknown role, or content that is not text.
+        InvalidArgumentError: content that is not text.
     """
-    converted = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    if not converted:
-        raise InvalidArgumentError("messages", "at least one message is needed")
-    return converted
+    return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
 def _message(path: str, message: inference_pb2.ChatMessage) -> dict[str, Any]:
-    if message.role not in ROLES:
-        raise InvalidArgumentError(
-            f"{path}.role", f"must be one of {', '.join(sorted(ROLES))}, not {message.role!r}"
-        )
     texts = [_text(f"{path}.content[{i}]", part) for i, part in enumerate(message.content)]
     converted: dict[str, Any] = {"role": message.role}
     if len(texts) > 1:

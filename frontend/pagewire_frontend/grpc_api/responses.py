@@ -10,8 +10,9 @@ from google.protobuf.message import Message
 
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire_frontend.generation import FinishedSequence
 from pagewire_frontend.generation_types import PositionTextLogprobs, TextDelta, TextLogprob
-from pagewire_frontend.serving import Usage, WholeSequence
+from pagewire_frontend.serving import Usage
 
 # Clients refuse messages above 4 MB unless told otherwise.
 MESSAGE_BUDGET = 2 << 20
@@ -32,7 +33,7 @@ def fill_usage(message: inference_pb2.Usage, usage: Usage) -> None:
 
 def fill_output(
     output: inference_pb2.SequenceOutput | inference_pb2.ChatChoice,
-    delta: TextDelta | WholeSequence,
+    delta: TextDelta | FinishedSequence,
 ) -> None:
     """All of a delta but its text and logprobs, whose homes differ."""
     if delta.index:

@@ -52,6 +52,8 @@ class ResponseStream:
                 await self._write(response)
                 del response.prompt_logprobs[:]
             for delta in update.deltas:
+                if not delta.token_ids and not delta.text and delta.finish_reason is None:
+                    continue  # it came with prompt logprobs only
                 logprobs = await self._write_ahead(delta) if delta.logprobs else None
                 output = outputs.add()
                 fill_output(output, delta)

@@ -10,13 +10,14 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pagewire_frontend.faults import renaming
+from pagewire_frontend.generation import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
-from pagewire_frontend.openai_api.messages import check_messages
-from pagewire_frontend.openai_api.requests import ChatBody, read_body, renaming
-from pagewire_frontend.serving import MeteredGeneration, Serving, WholeSequence
+from pagewire_frontend.openai_api.requests import ChatBody, read_body
+from pagewire_frontend.serving import MeteredGeneration, Serving
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
 _LONG_BODY = 20_000
@@ -54,7 +55,6 @@ async def _generation_request(
     generation = serving.generation
     model = generation.check_model(body.model or "")
     params = body.chat_sampling_params(generation.model_info.default_sampling_params)
-    messages = check_messages(body.messages)
     arguments: dict[str, Any] = {
         "tools": body.tools,
         "chat_template": body.chat_template,
@@ -63,9 +63,9 @@ async def _generation_request(
         "continue_final_message": bool(body.continue_final_message),
     }
     if len(await request.body()) > _LONG_BODY:
-        rendered = await asyncio.to_thread(generation.render_chat, messages, **arguments)
+        rendered = await asyncio.to_thread(generation.render_chat, body.messages, **arguments)
     else:
-        rendered = generation.render_chat(messages, **arguments)
+        rendered = generation.render_chat(body.messages, **arguments)
     return GenerationRequest(
         request_id=request.state.request_id,
         model=model,
@@ -162,7 +162,7 @@ class _ChatReply:
             }
         )
 
-    def _choice(self, sequence: WholeSequence) -> dict[str, Any]:
+    def _choice(self, sequence: FinishedSequence) -> dict[str, Any]:
         reason = sequence.finish_reason
         choice: dict[str, Any] = {
             "index": sequence.index,

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagewire.outputs import FinishReason, PositionLogprobs
+from pagewire_frontend.faults import renaming
+from pagewire_frontend.generation import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
 from pagewire_frontend.openai_api.echo import Echo
@@ -21,8 +23,8 @@ from pagewire_frontend.openai_api.event_stream import (
     unless_disconnected,
 )
 from pagewire_frontend.openai_api.logprobs import CompletionLogprobs
-from pagewire_frontend.openai_api.requests import CompletionBody, read_body, renaming
-from pagewire_frontend.serving import MeteredGeneration, Serving, WholeSequence, total_usage
+from pagewire_frontend.openai_api.requests import CompletionBody, read_body
+from pagewire_frontend.serving import MeteredGeneration, Serving, total_usage
 
 
 async def create_completion(serving: Serving, request: Request) -> Response:
@@ -129,7 +131,7 @@ class _CompletionReply:
         async for update in self._generations[position]:
             prompt_logprobs.extend(update.prompt_logprobs)
             events: list[bytes] = []
-            if echo is not None and update.deltas:
+            if echo is not None and any(delta.token_ids for delta in update.deltas):
                 # The prompt's log probabilities are complete once there is a first token.
                 events += [
                     self._echo_event(first + index, echo, prompt_logprobs)
@@ -211,13 +213,13 @@ class _CompletionReply:
         ]
 
     def _choice(
-        self, position: int, sequence: WholeSequence, prompt_logprobs: list[PositionLogprobs]
+        self, position: int, sequence: FinishedSequence, prompt_logprobs: list[PositionLogprobs]
     ) -> dict[str, Any]:
         echo = self._echoes[position]
         prompt_text = "" if echo is None else echo.text
         reason = sequence.finish_reason
         if self._prompt_only:
-            sequence = WholeSequence(sequence.index)
+            sequence = FinishedSequence(sequence.index)
             reason = FinishReason.LENGTH
         logprobs = None
         if self._num_logprobs is not None:

@@ -7,8 +7,7 @@ ignored, since clients send many; fields that are known and not served are refus
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from pagewire.errors import InvalidArgumentError, PagewireError
+from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams
 from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 
@@ -244,16 +243,6 @@ async def read_body(request: Request, body_class: type[BodyT]) -> BodyT:
         return body_class.model_validate(data)
     except ValidationError as error:
         raise _describe(error) from None
-
-
-@contextmanager
-def renaming(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about a field name it as this endpoint does: a chat's prompt is its `messages`."""
-    try:
-        yield
-    except PagewireError as error:
-        error.field = names.get(error.field, error.field)
-        raise
 
 
 def _parse_json(body: bytes) -> Any:
