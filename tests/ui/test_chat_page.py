@@ -1,0 +1,191 @@
+"""A real browser chats through the page."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from tests.ui.fake_inference import FakeInference
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def frontend_port() -> int:
+    return _free_port()
+
+
+@pytest.fixture(scope="module")
+def page_url(frontend_port: int) -> Iterator[str]:
+    port = _free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "pagewire_ui.cli", f"--frontend=127.0.0.1:{frontend_port}",
+         f"--port={port}", "--log-level=warning"],
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}/"
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            break
+        except OSError:
+            assert process.poll() is None, "the page ended at start"
+            assert time.monotonic() < deadline, "the page did not start"
+            time.sleep(0.1)
+    yield url
+    process.terminate()
+    assert process.wait(timeout=20) == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = shutil.which("chromium") or shutil.which("google-chrome")
+    assert executable, "these tests need Debian's chromium (apt-get install chromium)"
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def frontend(frontend_port: int) -> Iterator[FakeInference]:
+    fake = FakeInference()
+    fake.start(frontend_port)
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def page(browser: Browser, page_url: str) -> Iterator[Page]:
+    opened = browser.new_page(viewport={"width": 1200, "height": 800})
+    opened.set_default_timeout(20_000)
+    opened.goto(page_url)
+    yield opened
+    opened.close()
+
+
+def send(page: Page, text: str) -> None:
+    box = page.locator("#message textarea")
+    box.fill(text)
+    box.press("Enter")
+
+
+def answer(page: Page) -> Locator:
+    return page.locator("#conversation .bot.message").last
+
+
+def test_an_answer_is_streamed_with_the_settings_of_the_page(
+    page: Page, frontend: FakeInference
+) -> None:
+    asked_hosts: set[str] = set()
+    page.on("request", lambda request: asked_hosts.add(urlsplit(request.url).hostname or ""))
+    page.reload()
+    expect(page.locator("#head")).to_contain_text("fake-model", timeout=20_000)
+    page.locator("#system-prompt textarea").fill("Be brief.")
+    page.locator("#seed input").fill("17")
+    page.locator("#seed input").press("Tab")
+    send(page, "hello there")
+    expect(answer(page)).to_contain_text("You said: hello there", timeout=20_000)
+    status = page.locator("#status")
+    expect(status).to_contain_text("4 tokens", timeout=20_000)
+    expect(status).to_contain_text("tok/s")
+    expect(status).to_contain_text("prompt 7 tokens")
+    request = frontend.requests[-1]
+    assert [(m.role, m.content[0].text) for m in request.messages] == [
+        ("system", "Be brief."),
+        ("user", "hello there"),
+    ]
+    params = request.sampling_params
+    assert (params.seed, params.max_tokens) == (17, 512)
+    assert (round(params.temperature, 3), round(params.top_p, 3)) == (0.7, 0.95)
+    send(page, "and more")
+    expect(answer(page)).to_contain_text("You said: and more", timeout=20_000)
+    assert [m.role for m in frontend.requests[-1].messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert frontend.requests[-1].messages[2].content[0].text.strip() == "You said: hello there"
+    assert asked_hosts <= {"127.0.0.1", ""}  # nothing from any other host
+
+
+def test_stop_cancels_the_call(page: Page, frontend: FakeInference) -> None:
+    send(page, "slow please")
+    expect(answer(page)).to_contain_text("word3", timeout=20_000)
+    page.locator("#message button.stop-button").click()
+    expect(page.locator("#status")).to_contain_text("stopped by you", timeout=20_000)
+    assert frontend.cancelled.wait(10)
+    # What came stays, and the next message is answered.
+    expect(answer(page)).to_contain_text("word3")
+    send(page, "hello again")
+    expect(answer(page)).to_contain_text("You said: hello again", timeout=20_000)
+
+
+def test_closing_the_page_cancels_the_call(
+    browser: Browser, page_url: str, frontend: FakeInference
+) -> None:
+    opened = browser.new_page()
+    opened.goto(page_url)
+    send(opened, "slow please")
+    expect(answer(opened)).to_contain_text("word1", timeout=20_000)
+    assert not frontend.cancelled.is_set()
+    opened.close()
+    assert frontend.cancelled.wait(20)
+
+
+def test_a_refusal_is_shown_and_the_message_kept_for_another_try(
+    page: Page, frontend: FakeInference
+) -> None:
+    send(page, "fail now")
+    expect(page.get_by_role("alert")).to_contain_text("The server is busy", timeout=20_000)
+    expect(page.locator("#message textarea")).to_have_value("fail now")
+
+
+def test_an_answer_that_breaks_off_keeps_what_came(page: Page, frontend: FakeInference) -> None:
+    send(page, "break it")
+    expect(page.get_by_role("alert")).to_contain_text("can't be reached", timeout=20_000)
+    expect(answer(page)).to_contain_text("You said:")
+
+
+def test_the_page_waits_for_a_frontend_that_is_not_up_yet(page: Page, frontend_port: int) -> None:
+    expect(page.locator("#head")).to_contain_text("Waiting for the model server", timeout=20_000)
+    send(page, "anybody?")
+    expect(page.get_by_role("alert")).to_contain_text("can't be reached", timeout=20_000)
+    late = FakeInference()
+    late.start(frontend_port)
+    try:
+        expect(page.locator("#head")).to_contain_text("fake-model", timeout=20_000)
+        page.locator("#message textarea").press("Enter")
+        expect(answer(page)).to_contain_text("You said: anybody?", timeout=20_000)
+    finally:
+        late.stop()
+
+
+def test_what_a_model_writes_cannot_run_in_the_page(page: Page, frontend: FakeInference) -> None:
+    send(page, "<img src=x onerror=\"document.title='owned'\"> <think>hm</think> a&b")
+    expect(answer(page)).to_contain_text("a&b", timeout=20_000)
+    assert page.title() == "pagewire chat"

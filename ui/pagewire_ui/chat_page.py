@@ -1,0 +1,248 @@
+"""The chat page: a conversation, the sampling controls beside it, counts beneath it."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import AsyncIterator
+from typing import Any
+
+import gradio as gr
+
+from pagewire_ui.chat_client import ChatClient, ChatProgress, ChatSettings
+
+Message = dict[str, Any]
+
+# System fonts: the page must not ask anything of any other host.
+_THEME = gr.themes.Soft(
+    primary_hue="indigo",
+    neutral_hue="slate",
+    radius_size="lg",
+    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+    font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+)
+_CSS = """
+.gradio-container { max-width: none !important; }
+#conversation { border: none; box-shadow: none; background: transparent; }
+#head h1 { margin: 0 0 .1rem; font-size: 1.35rem; }
+#head p { margin: 0; color: var(--body-text-color-subdued); }
+#status { min-height: 1.5rem; font-size: .85rem; color: var(--body-text-color-subdued); }
+#status .problem { color: var(--error-text-color); background: var(--error-background-fill);
+  border: 1px solid var(--error-border-color); border-radius: var(--radius-md);
+  padding: .5rem .75rem; }
+"""
+_PLACEHOLDER = (
+    "### How can I help?\nYour messages go to the model on this server, and nowhere else."
+)
+_ENDINGS = {
+    "stop": "",
+    "length": "stopped at the token limit",
+    "cancelled": "stopped by you",
+    "error": "",
+}
+
+
+class ChatPage:
+    """Draws the page and answers its events; one object serves all visitors."""
+
+    def __init__(self, client: ChatClient) -> None:
+        self._client = client
+        # The stop signal of each visitor's running answer, by Gradio's session.
+        self._running: dict[str, asyncio.Event] = {}
+
+    def build(self) -> gr.Blocks:
+        """The Gradio page."""
+        page: gr.Blocks
+        with gr.Blocks(
+            title="pagewire chat", analytics_enabled=False, fill_height=True, fill_width=True
+        ) as page:
+            with gr.Sidebar(width=300):
+                head = gr.HTML(_head(None), elem_id="head")
+                new_chat = gr.Button("New chat", elem_id="new-chat")
+                system_prompt = gr.Textbox(
+                    label="System prompt",
+                    lines=3,
+                    placeholder="You are a helpful assistant.",
+                    elem_id="system-prompt",
+                )
+                temperature = gr.Slider(
+                    0,
+                    2,
+                    value=0.7,
+                    step=0.05,
+                    label="Temperature",
+                    info="0 always takes the likeliest token.",
+                    elem_id="temperature",
+                )
+                top_p = gr.Slider(
+                    0.05,
+                    1,
+                    value=0.95,
+                    step=0.05,
+                    label="Top p",
+                    info="Share of probability to sample from.",
+                    elem_id="top-p",
+                )
+                max_tokens = gr.Number(
+                    label="Max tokens",
+                    value=512,
+                    minimum=1,
+                    precision=0,
+                    info="Longest answer; empty: as long as the model can.",
+                    elem_id="max-tokens",
+                )
+                seed = gr.Number(
+                    label="Seed",
+                    value=None,
+                    precision=0,
+                    info="The same seed repeats an answer; empty: a new one each time.",
+                    elem_id="seed",
+                )
+            chat = gr.Chatbot(
+                elem_id="conversation",
+                show_label=False,
+                layout="bubble",
+                height="calc(100vh - 190px)",
+                placeholder=_PLACEHOLDER,
+                buttons=["copy"],
+                reasoning_tags=[("<think>", "</think>")],
+                allow_file_downloads=False,
+            )
+            status = gr.HTML("", elem_id="status")
+            box = gr.Textbox(
+                show_label=False,
+                container=False,
+                placeholder="Message the model. Enter sends, Shift+Enter makes a new line.",
+                lines=1,
+                max_lines=8,
+                autofocus=True,
+                submit_btn=True,
+                stop_btn=False,
+                elem_id="message",
+            )
+            clock = gr.Timer(2.0)
+
+            private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+            controls = [system_prompt, temperature, top_p, max_tokens, seed]
+            gr.on(
+                [box.submit],
+                self._send,
+                inputs=[box, chat, *controls],
+                outputs=[box, chat, status],
+                concurrency_limit=None,
+                trigger_mode="once",
+                **private,
+            )
+            box.stop(self._stop, queue=False, **private)
+            new_chat.click(self._new_chat, outputs=[chat, status], queue=False, **private)
+            # Until the server answers; then the clock stops.
+            page.load(self._look_for_model, outputs=[head, clock], queue=False, **private)
+            clock.tick(self._look_for_model, outputs=[head, clock], queue=False, **private)
+            page.unload(self._stop)
+        return page
+
+    async def _send(
+        self,
+        text: str,
+        history: list[Message],
+        system_prompt: str,
+        temperature: float,
+        top_p: float,
+        max_tokens: int | None,
+        seed: int | None,
+        request: gr.Request,
+    ) -> AsyncIterator[tuple[Any, Any, Any]]:
+        if not text.strip():
+            yield gr.skip(), gr.skip(), gr.skip()
+            return
+        settings = ChatSettings(system_prompt, temperature, top_p, max_tokens, seed)
+        asked = [*history, {"role": "user", "content": text}]
+        stop = self._running[request.session_hash or ""] = asyncio.Event()
+        yield _busy_box(), [*asked, {"role": "assistant", "content": "…"}], _note("Thinking …")
+        progress = ChatProgress()
+        answers = self._client.answer(_turns(asked), settings, stop)
+        try:
+            async for progress in answers:
+                if progress.text and not progress.is_over:
+                    yield gr.skip(), _answered(asked, progress), _note(_counts(progress))
+        finally:
+            await answers.aclose()  # type: ignore[attr-defined]  # an async generator
+            if self._running.get(request.session_hash or "") is stop:
+                del self._running[request.session_hash or ""]
+        note = _problem(progress.error) if progress.error else _note(_counts(progress))
+        if progress.text:
+            yield _idle_box(""), _answered(asked, progress), note
+        else:
+            # Nothing came: the message goes back into the box, ready to be sent again.
+            yield _idle_box(text), history, note
+
+    async def _stop(self, request: gr.Request) -> None:
+        if stop := self._running.get(request.session_hash or ""):
+            stop.set()
+
+    async def _new_chat(self, request: gr.Request) -> tuple[list[Message], str]:
+        await self._stop(request)
+        return [], ""
+
+    async def _look_for_model(self) -> tuple[str, gr.Timer]:
+        name = await self._client.model_name()
+        return _head(name), gr.Timer(active=name is None)
+
+
+def _turns(messages: list[Message]) -> list[tuple[str, str]]:
+    return [(message["role"], _plain(message["content"])) for message in messages]
+
+
+def _plain(content: Any) -> str:
+    """The text of a message as Gradio hands it back: text, or a list of text parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part.get("type") == "text")
+
+
+def _answered(asked: list[Message], progress: ChatProgress) -> list[Message]:
+    return [*asked, {"role": "assistant", "content": progress.text}]
+
+
+def _busy_box() -> Any:
+    return gr.Textbox(value="", submit_btn=False, stop_btn=True)
+
+
+def _idle_box(text: str) -> Any:
+    return gr.Textbox(value=text, submit_btn=True, stop_btn=False)
+
+
+def _head(model: str | None) -> str:
+    line = html.escape(model) if model else "Waiting for the model server …"
+    return f"<h1>pagewire</h1><p>{line}</p>"
+
+
+def _counts(progress: ChatProgress) -> str:
+    parts = [f"{progress.num_tokens} tokens"]
+    if (rate := progress.tokens_per_s) is not None:
+        parts.append(f"{rate:.1f} tok/s")
+    if progress.first_token_s is not None:
+        parts.append(f"first token after {progress.first_token_s:.2f} s")
+    if progress.num_prompt_tokens:
+        parts.append(f"prompt {progress.num_prompt_tokens} tokens")
+    if ending := _ENDINGS.get(progress.reason, ""):
+        parts.append(ending)
+    return " · ".join(parts)
+
+
+def _note(text: str) -> str:
+    return html.escape(text)
+
+
+def _problem(text: str) -> str:
+    return f'<div class="problem" role="alert">{html.escape(text)}</div>'
+
+
+def theme() -> gr.Theme:
+    """The page's colours and fonts."""
+    return _THEME
+
+
+def css() -> str:
+    """The page's own style sheet."""
+    return _CSS

@@ -1,0 +1,48 @@
+"""`pagewire-ui`: the chat page as a program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from pagewire.settings import exit_with_error, parse_settings
+from pagewire_ui.config import UiConfig
+
+_PROG = "pagewire-ui"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serves the chat page until SIGINT or SIGTERM."""
+    config = parse_settings(
+        UiConfig,
+        argv,
+        prog=_PROG,
+        description="Serves a chat page that talks to a pagewire frontend. It waits for the "
+        "frontend where that is not up yet.",
+    )
+    # Before Gradio is imported: it reads them then.
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    import asyncio
+    import logging
+
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        from pagewire_ui.server import PageServer
+    except ImportError as error:
+        exit_with_error(_PROG, f"{error}: pip install 'pagewire[ui]'", status=1)
+    server = PageServer(config)
+    try:
+        sockets = server.bind()
+    except OSError as error:
+        exit_with_error(
+            _PROG, f"can't listen on {config.host} port {config.port} (--host, --port): {error}"
+        )
+    asyncio.run(server.run(sockets))
+
+
+if __name__ == "__main__":
+    main()

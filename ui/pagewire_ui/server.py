@@ -1,0 +1,157 @@
+"""Serves the chat page by uvicorn: by default on the loopbacks, for this machine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import fastapi
+import gradio as gr
+import uvicorn
+
+from pagewire_ui.chat_client import ChatClient
+from pagewire_ui.chat_page import ChatPage, css, theme
+from pagewire_ui.config import UiConfig
+
+log = logging.getLogger(__name__)
+
+# Whatever Gradio's files or a model's answer ask for, the browser fetches from this server alone.
+_POLICY = (
+    "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'"
+)
+
+
+class PageServer:
+    """The chat page on a port."""
+
+    def __init__(self, config: UiConfig) -> None:
+        self._config = config
+        self.port = config.port
+
+    def bind(self) -> list[socket.socket]:
+        """Opens the listening sockets.
+
+        Raises:
+            OSError: the port is in use, or the address is not this machine's.
+        """
+        sockets: list[socket.socket] = []
+        missing: OSError | None = None
+        for family, address in _addresses(self._config.host):
+            try:
+                sockets.append(_listen(family, address, self.port))
+            except OSError as error:
+                # A machine without IPv6 serves on IPv4 alone.
+                if (
+                    family == socket.AF_INET6
+                    and sockets
+                    and self._config.host in ("localhost", "*")
+                ):
+                    continue
+                missing = error
+                break
+            self.port = sockets[0].getsockname()[1]
+        if missing is not None:
+            for opened in sockets:
+                opened.close()
+            raise missing
+        return sockets
+
+    async def run(self, sockets: list[socket.socket]) -> None:
+        """Serves until SIGINT or SIGTERM."""
+        client = ChatClient(self._config.frontend)
+        server = _Server(
+            uvicorn.Config(
+                make_app(client),
+                log_level=self._config.log_level,
+                access_log=self._config.log_level == "debug",
+                # Browsers hold event streams open for as long as the page is shown.
+                timeout_graceful_shutdown=1,
+            )
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.end)
+        log.info("chat page on port %d, talking to %s", self.port, self._config.frontend)
+        try:
+            await server.serve(sockets=sockets)
+        finally:
+            await client.close()
+
+
+def make_app(client: ChatClient) -> Any:
+    """The ASGI application: the page, kept to this server by its content security policy."""
+    app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    mounted = gr.mount_gradio_app(
+        app,
+        ChatPage(client).build().queue(default_concurrency_limit=None, api_open=False),
+        path="/",
+        footer_links=[],
+        ssr_mode=False,
+        enable_monitoring=False,
+        show_error=False,
+        mcp_server=False,
+        pwa=False,
+        theme=theme(),
+        css=css(),
+    )
+    return _PolicyMiddleware(mounted)
+
+
+class _PolicyMiddleware:
+    """Adds the content security policy to every answer."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", []))
+                headers.append((b"content-security-policy", _POLICY.encode()))
+                headers.append((b"referrer-policy", b"no-referrer"))
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_with_policy)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but a signal ends it with status 0 instead of being raised again."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def end(self) -> None:
+        """Asks it to end; a second time, not to wait for anybody."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _addresses(host: str) -> list[tuple[int, str]]:
+    if host == "localhost":
+        return [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+    if host == "*":
+        return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [(int(family), str(address[0])) for family, _, _, _, address in found]
+
+
+def _listen(family: int, address: str, port: int) -> socket.socket:
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind((address, port))
+        opened.listen(128)
+    except OSError:
+        opened.close()
+        raise
+    return opened
