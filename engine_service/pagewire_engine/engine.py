@@ -175,10 +175,11 @@ class Engine:
         schedule = self.scheduler.schedule(self._counters.step)
         for request, error in schedule.failures:
             self._fail(request, error)
+        self._count_scheduled(schedule, started)
         if schedule.plan.scheduled:
             result = self._execute(schedule)
             self._apply(schedule, result)
-        self._count_step(schedule, started)
+        self._counters.step_time_s = self._clock() - started
         return self.take_outputs()
 
     def take_outputs(self) -> StepOutputs:
@@ -222,17 +223,16 @@ class Engine:
         for token in result.sampled:
             self._append_token(token, now)
 
-    def _count_step(self, schedule: Schedule, started: float) -> None:
-        counters = self._counters
+    def _count_scheduled(self, schedule: Schedule, now: float) -> None:
         for sequence in schedule.prefills:
             clock = sequence.request.clock
             if clock.first_scheduled is None:
-                clock.first_scheduled = started
+                clock.first_scheduled = now
         prefills = schedule.plan.scheduled[schedule.num_decodes :]
+        counters = self._counters
         counters.num_prefill_chunks += len(prefills)
         counters.step_prefill_tokens = sum(entry.num_tokens for entry in prefills)
         counters.step_decode_tokens = schedule.num_decodes
-        counters.step_time_s = self._clock() - started
 
     # -- what is booked and told -------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from pagewire_engine.submission import Submission
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
+# How long `drain` waits for the step that is under way when its time is over.
+_LAST_STEP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +135,14 @@ class EngineLoop:
         fails the rest with UnavailableError. Returns how many it failed."""
         with self._wake:
             self._draining = True
-            if self._wake.wait_for(lambda: self._idle or self._stopping, timeout_s):
+            if self._wake.wait_for(self._has_ended, timeout_s):
                 return 0
-            unfinished: list[int] = []
+            failed: list[int] = []
             error = UnavailableError("the engine is shutting down")
-            self._inbox.append(_FailAll(error, unfinished.append))
+            self._inbox.append(_FailAll(error, failed.append))
             self._wake.notify_all()
-            self._wake.wait_for(lambda: unfinished or self._stopping)
-            return sum(unfinished)
+            self._wake.wait_for(self._has_ended, _LAST_STEP_S)
+            return sum(failed)
 
     def progress(self) -> LoopProgress:
         step, since, busy = self._progress
@@ -148,6 +150,9 @@ class EngineLoop:
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    def _has_ended(self) -> bool:
+        return (self._idle and not self._inbox) or self._stopping
 
     def _check_waiting_bound(self) -> None:
         limit = self._engine.settings.max_waiting_requests

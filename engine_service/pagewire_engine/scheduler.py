@@ -201,12 +201,11 @@ class Scheduler:
         request = leader.request
         if not request.leader_alone or leader.num_computed_tokens < request.num_prompt_tokens:
             return
-        if request.status is RequestStatus.RUNNING:
-            for sequence in request.live:
-                if sequence is not leader:
-                    self.blocks.fork(leader, sequence)
-                    sequence.num_computed_tokens = leader.num_computed_tokens
-            request.prompt_shared = True
+        for sequence in request.live:
+            if sequence is not leader:
+                self.blocks.fork(leader, sequence)
+                sequence.num_computed_tokens = leader.num_computed_tokens
+        request.prompt_shared = True
 
     def _count_decodes(self) -> int:
         num_decodes = 0
@@ -300,10 +299,11 @@ class Scheduler:
         )
 
     def _finish(self, draft: _Draft, step: int) -> Schedule:
-        plan = StepPlan(step, scheduled=draft.decodes.entries + draft.prefills.entries)
-        if plan.scheduled:
+        plan = StepPlan(step)
+        scheduled = draft.decodes.entries + draft.prefills.entries
+        if scheduled:
             copies = [copy for group in draft.block_copies.values() for copy in group]
-            plan = StepPlan(step, draft.new_sequences, plan.scheduled, self._forgotten, copies)
+            plan = StepPlan(step, draft.new_sequences, scheduled, self._forgotten, copies)
             self._forgotten = []
         return Schedule(
             plan=plan,
