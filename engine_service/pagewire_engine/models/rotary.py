@@ -36,7 +36,9 @@ class RotaryTable(nn.Module):
 
 def head_dim_of(config: Any) -> int:
     """The size of a head, where a config may leave it to be derived."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
 
 
 def _angles(config: Any, max_positions: int) -> tuple[torch.Tensor, float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
@@ -15,8 +16,10 @@ from pagewire_engine.gguf_metadata import GGUFTensor, read_gguf_head
 from pagewire_engine.models.errors import ModelFileError
 from pagewire_engine.models.gguf_config import ROPE_DIVISORS, hf_tensor_name, permutes_heads
 
-# Dequantising makes several fp32 copies of what it is given.
-_CHUNK_ELEMENTS = 1 << 20
+# Dequantising makes several fp32 copies of what it is given: 64k elements at a time stay in cache.
+_CHUNK_ELEMENTS = 1 << 16
+
+Values = npt.NDArray[np.float32]
 
 
 class GGUFSource:
@@ -57,45 +60,46 @@ class GGUFSource:
     def read_into(self, name: str, place: torch.Tensor) -> None:
         tensor = self._tensors[name]
         if permutes_heads(self._metadata, name):
-            place.copy_(self._unpermuted(name, tensor))
+            _store(self._unpermuted(name, tensor), place)
             return
+        rows = torch.atleast_2d(place)
         for start, values in self._rows(tensor):
-            place[start : start + len(values)].copy_(values)
+            _store(values, rows[start : start + len(values)])
 
     def rope_divisors(self) -> list[float] | None:
         """Llama 3's rope scaling as this format has it, one divisor a frequency."""
         if self._divisors is None:
             return None
-        return torch.cat([values for _, values in self._rows(self._divisors)]).tolist()
+        return [float(value) for value in self._whole(self._divisors)]
 
     def close(self) -> None:
         self._file.close()
 
-    def _rows(self, tensor: GGUFTensor) -> Iterable[tuple[int, torch.Tensor]]:
-        """fp32 values of a few rows at a time (elements, of a vector), with the first's index."""
+    def _rows(self, tensor: GGUFTensor) -> Iterable[tuple[int, Values]]:
+        """fp32 values of a few rows at a time, with the first's index. A vector is one row."""
         kind = self._kind(tensor)
-        row_elements = math.prod(tensor.shape[1:])
-        rows = (
-            tensor.shape[0] if len(tensor.shape) == 1 else max(1, _CHUNK_ELEMENTS // row_elements)
-        )
-        row_bytes = self._num_bytes(tensor) // tensor.shape[0]
+        num_rows, *row_shape = tensor.shape if len(tensor.shape) > 1 else (1, *tensor.shape)
+        rows = max(1, _CHUNK_ELEMENTS // math.prod(row_shape))
+        row_bytes = self._num_bytes(tensor) // num_rows
         self._file.seek(tensor.offset)
-        for start in range(0, tensor.shape[0], rows):
-            count = min(rows, tensor.shape[0] - start)
+        for start in range(0, num_rows, rows):
+            count = min(rows, num_rows - start)
             raw = np.fromfile(self._file, dtype=np.uint8, count=count * row_bytes)
             if len(raw) != count * row_bytes:
                 raise ModelFileError(f"{self._path} is cut short; download it again", field="model")
-            if len(tensor.shape) > 1:
-                raw = raw.reshape(count, row_bytes)
-            values = np.array(dequantize(raw, kind), dtype=np.float32, copy=None)
-            yield start, torch.from_numpy(values).view(count, *tensor.shape[1:])
+            # As one long row, since gguf works on 16 rows at a time, which is slow for short ones.
+            values = np.array(dequantize(raw[None], kind), dtype=np.float32, copy=None)
+            yield start, values.reshape(count, *row_shape)
 
-    def _unpermuted(self, name: str, tensor: GGUFTensor) -> torch.Tensor:
+    def _whole(self, tensor: GGUFTensor) -> Values:
+        return np.concatenate([values for _, values in self._rows(tensor)]).reshape(tensor.shape)
+
+    def _unpermuted(self, name: str, tensor: GGUFTensor) -> Values:
         """Rows in Hugging Face's order: within a head, both halves one after the other."""
-        whole = torch.cat([values for _, values in self._rows(tensor)])
+        whole = self._whole(tensor)
         heads = self._head_counts["q_proj" if ".q_proj." in name else "k_proj"]
-        interleaved = whole.view(heads, whole.shape[0] // heads // 2, 2, *whole.shape[1:])
-        return interleaved.transpose(1, 2).reshape(whole.shape)
+        interleaved = whole.reshape(heads, whole.shape[0] // heads // 2, 2, *whole.shape[1:])
+        return np.ascontiguousarray(interleaved.swapaxes(1, 2)).reshape(whole.shape)
 
     def _num_bytes(self, tensor: GGUFTensor) -> int:
         block_elements, block_bytes = GGML_QUANT_SIZES[self._kind(tensor)]
@@ -110,6 +114,14 @@ class GGUFSource:
                 "of the gguf package does not know; upgrade it, or use another quantisation",
                 field="model",
             ) from error
+
+
+def _store(values: Values, place: torch.Tensor) -> None:
+    # numpy copies on this thread; torch would share work this small with threads that may be busy.
+    if place.dtype == torch.float32 and place.device.type == "cpu":
+        np.copyto(place.numpy(), values)
+    else:
+        place.copy_(torch.from_numpy(values))
 
 
 def _head_counts(metadata: dict[str, object]) -> dict[str, int]:

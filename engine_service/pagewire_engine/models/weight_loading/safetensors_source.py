@@ -97,7 +97,7 @@ class SafetensorsSource:
             self._files[entry.path] = entry.path.open("rb")
         file = self._files[entry.path]
         file.seek(entry.offset + offset)
-        view = memoryview(flat.view(torch.uint8).numpy()).cast("B")
+        view = flat.view(torch.uint8).numpy().data
         filled = 0
         while filled < len(view):
             count = file.readinto(view[filled:])  # type: ignore[attr-defined]  # BufferedReader
