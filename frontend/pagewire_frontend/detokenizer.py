@@ -15,7 +15,11 @@ from typing import Protocol
 from tokenizers.decoders import DecodeStream
 
 from pagewire.errors import InvalidArgumentError
-from pagewire_frontend.token_bytes import TokenBytes, drop_first_spaces
+from pagewire_frontend.token_bytes import (
+    TokenBytes,
+    drop_first_spaces,
+    drop_spaces_of_first_token,
+)
 from pagewire_frontend.tokenizer import Tokenizer
 
 _PROMPT_TAIL = 8  # tokens; a character has at most four bytes
@@ -54,7 +58,7 @@ def make_detokenizer(
 class BytesDetokenizer:
     """For tokenizers whose text is their tokens' bytes."""
 
-    __slots__ = ("_begun", "_decode", "_first_spaces", "_table")
+    __slots__ = ("_begun", "_decode", "_first_spaces", "_first_token", "_table")
 
     def __init__(
         self, token_bytes: TokenBytes, prompt_tail: Sequence[int], *, skip_special_tokens: bool
@@ -63,11 +67,14 @@ class BytesDetokenizer:
         self._decode = _utf8_decoder("replace").decode
         prompt = b"".join([_bytes_or_none(self._table, i) for i in prompt_tail])
         self._first_spaces = 0 if prompt else token_bytes.first_spaces
+        self._first_token = not prompt and token_bytes.first_token_spaces
         self._begun = unfinished_character(prompt)
 
     def feed(self, ids: Sequence[int]) -> str:
         table = self._table
         data = table[ids[0]] if len(ids) == 1 else b"".join([table[i] for i in ids])
+        if self._first_token:
+            data = self._without_first_spaces([table[i] for i in ids])
         if self._begun:
             data = self._without_prompts_character(data)
         text = self._decode(data)
@@ -77,6 +84,10 @@ class BytesDetokenizer:
 
     def finish(self) -> str:
         return self._decode(b"", True)
+
+    def _without_first_spaces(self, pieces: list[bytes]) -> bytes:
+        self._first_token = not drop_spaces_of_first_token(pieces)
+        return b"".join(pieces)
 
     def _without_prompts_character(self, data: bytes) -> bytes:
         for used in range(len(data)):

@@ -124,6 +124,11 @@ class Generation:
         return self._tokenizer
 
     @property
+    def tokenizer_or_none(self) -> Tokenizer | None:
+        """None when the engine serves token ids only."""
+        return self._tokenizer
+
+    @property
     def chat_template(self) -> ChatTemplate:
         """Raises FailedPreconditionError when the engine serves token ids only."""
         if self._chat_template is None:

@@ -52,6 +52,7 @@ class TokenBytes:
         with_special, without_special: token id to bytes; the second gives b"" for control tokens.
             A lookup raises InvalidArgumentError for an id that has no token.
         first_spaces: how many spaces are dropped at the very start of a text.
+        first_token_spaces: whether those of the first token are, as Metaspace has it.
     """
 
     def __init__(self, tokenizer: HubTokenizer, rules: _Rules) -> None:
@@ -60,6 +61,7 @@ class TokenBytes:
         self.with_special = _Table(tokenizer, rules, frozenset())
         self.without_special = _Table(tokenizer, rules, special)
         self.first_spaces = rules.first_spaces
+        self.first_token_spaces = rules.first_token_spaces
 
     def table(self, *, skip_special_tokens: bool) -> dict[int, bytes]:
         return self.without_special if skip_special_tokens else self.with_special
@@ -67,7 +69,10 @@ class TokenBytes:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text; U+FFFD for each maximal run of bytes that is no character."""
         table = self.table(skip_special_tokens=skip_special_tokens)
-        text = b"".join([table[i] for i in ids]).decode("utf-8", "replace")
+        pieces = [table[i] for i in ids]
+        if self.first_token_spaces:
+            drop_spaces_of_first_token(pieces)
+        text = b"".join(pieces).decode("utf-8", "replace")
         return drop_first_spaces(text, self.first_spaces)[0]
 
 
@@ -79,14 +84,24 @@ def drop_first_spaces(text: str, count: int) -> tuple[str, int]:
     return text, (0 if text else count)
 
 
+def drop_spaces_of_first_token(pieces: list[bytes]) -> bool:
+    """Takes the spaces out of the first token that is there, if one is."""
+    for n, piece in enumerate(pieces):
+        if piece:
+            pieces[n] = piece.replace(b" ", b"")
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class _Rules:
     """How tokens are spelt."""
 
-    byte_level: bool
-    byte_fallback: bool
-    space: str | None
-    first_spaces: int
+    byte_level: bool = False
+    byte_fallback: bool = False
+    space: str | None = None
+    first_spaces: int = 0
+    first_token_spaces: bool = False
 
     def bytes_of(self, token: str) -> bytes:
         if self.byte_level:
@@ -110,7 +125,10 @@ def _rules(decoder: dict[str, Any]) -> _Rules | None:
     steps = _steps(decoder)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return _Rules(byte_level=True, byte_fallback=False, space=None, first_spaces=0)
+        return _Rules(byte_level=True)
+    if kinds == ["Metaspace"]:
+        scheme = steps[0].get("prepend_scheme", "always")
+        return _Rules(space=steps[0]["replacement"], first_token_spaces=scheme != "never")
     if not kinds or any(kind not in ("Replace", "ByteFallback", "Fuse", "Strip") for kind in kinds):
         return None
     space, first_spaces = None, 0
@@ -123,12 +141,7 @@ def _rules(decoder: dict[str, Any]) -> _Rules | None:
             if step["content"] != " " or step["stop"] != 0 or "Fuse" not in kinds:
                 return None
             first_spaces = step["start"]
-    return _Rules(
-        byte_level=False,
-        byte_fallback="ByteFallback" in kinds,
-        space=space,
-        first_spaces=first_spaces,
-    )
+    return _Rules(byte_fallback="ByteFallback" in kinds, space=space, first_spaces=first_spaces)
 
 
 def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:

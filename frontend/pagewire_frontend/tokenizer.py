@@ -40,14 +40,12 @@ class Tokenizer:
 
     def __init__(self, tokenizer_json: bytes, config: Mapping[str, Any] | None = None) -> None:
         try:
-            self._parsing = HubTokenizer.from_buffer(tokenizer_json)
+            self._parsing = _without_limits(HubTokenizer.from_buffer(tokenizer_json))
         except Exception as error:  # tokenizers raises plain Exception and ValueError
             raise FailedPreconditionError(
                 f"the model's tokenizer.json can't be read ({error}); name another tokenizer "
                 "with --tokenizer"
             ) from error
-        self._parsing.no_padding()
-        self._parsing.no_truncation()
         self._added: dict[int, AddedToken] = self._parsing.get_added_tokens_decoder()
         self.special_tokens = _special_tokens(config or {})
         self.special_token_ids = frozenset(
@@ -55,10 +53,12 @@ class Tokenizer:
         )
         self.bos_token_id = self._role_id("bos_token")
         self.eos_token_id = self._role_id("eos_token")
-        vocab = self._parsing.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
+        model_size = self._parsing.get_vocab_size(with_added_tokens=False)
+        self.vocab_size = max([model_size, *(token_id + 1 for token_id in self._added)])
         self.token_bytes: TokenBytes | None = token_bytes_for(self._parsing)
-        self._plain = _PlainEncoder(tokenizer_json, self._added)
+        self._plain = _PlainEncoder(
+            tokenizer_json, [token.content for token in self._added.values() if token.special]
+        )
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
@@ -161,39 +161,19 @@ class Tokenizer:
 class _PlainEncoder:
     """Encodes text whose control tokens are ordinary text, but for those at given places.
 
-    It is the same tokenizer with one more token for each control token: an alias, spelt in a way no
-    text can know, that maps back to the control token's id. `encode_special_tokens` makes the real
-    spellings ordinary text. One call tokenises the whole, so that whatever depends on the place in
-    the text (a prefix space, white space stripped around a token) comes out as it always does.
+    It is the same tokenizer with its control tokens renamed to aliases that no text can contain.
+    (tokenizers' `encode_special_tokens` is not enough: a Unigram model, or a merge, may still make
+    a control token of its spelling.) One call tokenises the whole, so that whatever depends on the
+    place in the text (a prefix space, white space stripped around a token) comes out as always.
     """
 
-    def __init__(self, tokenizer_json: bytes, added: Mapping[int, AddedToken]) -> None:
-        self._tokenizer = HubTokenizer.from_buffer(tokenizer_json)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._tokenizer.encode_special_tokens = True
-        self._special = {i: token for i, token in added.items() if token.special}
+    def __init__(self, tokenizer_json: bytes, control_tokens: Iterable[str]) -> None:
         nonce = secrets.token_hex(8)
         self._aliases = {
-            token.content: f"\U000f0000{nonce}.{i}\U000f0001" for i, token in self._special.items()
+            text: f"\U000f0000{nonce}.{n}\U000f0001" for n, text in enumerate(control_tokens)
         }
-        self._tokenizer.add_tokens(
-            [
-                AddedToken(
-                    self._aliases[token.content],
-                    single_word=False,
-                    lstrip=token.lstrip,
-                    rstrip=token.rstrip,
-                    normalized=token.normalized,
-                    special=False,
-                )
-                for token in self._special.values()
-            ]
-        )
-        self._real_id = {
-            self._tokenizer.token_to_id(self._aliases[token.content]): i
-            for i, token in self._special.items()
-        }
+        renamed = _renamed(json.loads(tokenizer_json), self._aliases)
+        self._tokenizer = _without_limits(HubTokenizer.from_str(json.dumps(renamed)))
 
     def encode(
         self, text: str, spans: Iterable[tuple[int, int]], *, add_special_tokens: bool
@@ -204,9 +184,36 @@ class _PlainEncoder:
             pieces += (text[at:start], self._aliases[text[start:end]])
             at = end
         pieces.append(text[at:])
-        ids = _encode(self._tokenizer, "".join(pieces), add_special_tokens)
-        real_id = self._real_id
-        return [real_id.get(i, i) for i in ids]
+        return _encode(self._tokenizer, "".join(pieces), add_special_tokens)
+
+
+def _renamed(tokenizer: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A tokenizer.json with tokens renamed; their ids stay, and no merge leads to them."""
+    for token in tokenizer["added_tokens"]:
+        if token["content"] in names:
+            token |= {"content": names[token["content"]], "special": False}
+    model = tokenizer["model"]
+    vocab = model["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(token, token): token_id for token, token_id in vocab.items()}
+    else:
+        model["vocab"] = [[names.get(token, token), *rest] for token, *rest in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        merges = (m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"])
+        model["merges"] = [
+            [left, right]
+            for left, right in merges
+            if not (left + right in names or left in names or right in names)
+        ]
+    return tokenizer
+
+
+def _without_limits(tokenizer: HubTokenizer) -> HubTokenizer:
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _encode(tokenizer: HubTokenizer, text: str, add_special_tokens: bool) -> list[int]:

@@ -1,0 +1,365 @@
+"""Offline use: a model in this process, without servers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import ValidationError
+from tqdm.auto import tqdm
+
+from pagewire.config import EngineConfig
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError, PagewireError
+from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.background_loop import BackgroundLoop
+from pagewire_frontend.chat_template import load_chat_template
+from pagewire_frontend.engine_client.base import EngineClient
+from pagewire_frontend.generation import Generation, GenerationSettings
+from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.llm_outputs import CompletionOutput, Logprob, RequestOutput, request_output
+from pagewire_frontend.tokenizer import Tokenizer
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "load_chat_template"]
+
+Prompt = str | Mapping[str, Any]
+Messages = list[dict[str, Any]]
+
+_DEFAULT_MAX_TOKENS = 16  # of `generate`; `chat` may use the rest of the context
+# Enough to keep any engine's batch full, and few enough for its waiting queue.
+_MOST_IN_FLIGHT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One prompt of a call, checked and tokenised."""
+
+    prompt: str | None
+    token_ids: list[int]
+    params: SamplingParams
+
+
+class LLM:
+    """A model, loaded in this process.
+
+        with LLM(model="HuggingFaceTB/SmolLM2-135M-Instruct") as llm:
+            for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+                print(output.outputs[0].text)
+
+    Its methods may be called from any thread, and from within a running event loop.
+
+    Args:
+        model: model folder, GGUF file, or hub name.
+        chat_template: a template's text (see `load_chat_template`) in place of the model's own.
+        engine_settings: the fields of `pagewire.config.EngineConfig`, such as `dtype`, `seed` or
+            `max_model_len`.
+
+    Raises:
+        InvalidArgumentError: a setting that does not exist, or has a value that can't be used.
+        PagewireError: the model can't be loaded; the error says why.
+    """
+
+    def __init__(
+        self, model: str, *, chat_template: str | None = None, **engine_settings: Any
+    ) -> None:
+        config = _engine_config(model, engine_settings)
+        # Imported here: it brings the engine and torch along.
+        from pagewire_frontend.engine_client.in_process import InProcessEngineClient
+
+        self._open(InProcessEngineClient(config), chat_template)
+
+    @classmethod
+    def from_client(cls, client: EngineClient, *, chat_template: str | None = None) -> LLM:
+        """The same over an engine that is reached in another way. The client is started here, and
+        closed by `shutdown`."""
+        llm = cls.__new__(cls)
+        llm._open(client, chat_template)
+        return llm
+
+    def _open(self, client: EngineClient, chat_template: str | None) -> None:
+        settings = GenerationSettings(allow_request_chat_template=True, chat_template=chat_template)
+        self._loop = BackgroundLoop("pagewire-llm")
+        # Runs when this object goes, and at the interpreter's exit.
+        self._close = weakref.finalize(self, _shut_down, self._loop, client)
+        try:
+            self._generation = self._loop.run(_started(client, settings))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continues each prompt.
+
+        Args:
+            prompts: text, {"prompt": text} or {"prompt_token_ids": ids}; one, or a list of any.
+            sampling_params: for all prompts, or one for each. None: the model's own defaults.
+                `max_tokens` None stands for 16 here.
+            use_tqdm: show progress, with input and output tokens per second.
+
+        Returns:
+            One output a prompt, in the order of the prompts.
+
+        Raises:
+            InvalidArgumentError: a prompt or a parameter can't be served. Nothing has run then.
+        """
+        listed = _listed(prompts)
+        params = [
+            p
+            if p.max_tokens is not None
+            else replace(p, max_tokens=max(_DEFAULT_MAX_TOKENS, p.min_tokens))
+            for p in self._params_for(sampling_params, len(listed))
+        ]
+        requests = [_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
+        return self._run(requests, params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or each of several.
+
+        Args:
+            messages: OpenAI-shaped messages; one conversation, or a list of them.
+            sampling_params: as for `generate`; `max_tokens` None: the rest of the context.
+            chat_template: a template's text, or the name of one of the model's, for this call.
+            add_generation_prompt: open the assistant's turn; None: unless the last message is
+                continued.
+            continue_final_message: go on with the last message.
+            chat_template_kwargs: more variables for the template.
+            tools: definitions for the template, OpenAI-shaped.
+
+        Returns:
+            One output a conversation, in order; its `prompt` is the rendered text.
+
+        Raises:
+            InvalidArgumentError: a conversation or a parameter can't be served. Nothing has run.
+        """
+        self._check_open()
+        conversations = _conversations(messages)
+        params = self._params_for(sampling_params, len(conversations))
+        requests = []
+        for n, conversation in enumerate(conversations):
+            with _naming(f"conversation {n}"):
+                rendered = self._generation.render_chat(
+                    conversation,
+                    tools=tools,
+                    chat_template=chat_template,
+                    chat_template_kwargs=chat_template_kwargs,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                )
+            requests.append(
+                GenerationRequest(prompt=rendered.prompt, prompt_token_ids=rendered.token_ids)
+            )
+        return self._run(requests, params, use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        self._check_open()
+        return self._generation.tokenizer
+
+    def shutdown(self) -> None:
+        """Unloads the model. Safe to call twice."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise FailedPreconditionError("this LLM has been shut down; make a new one")
+
+    def _params_for(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            self._check_open()
+            params = self._generation.model_info.default_sampling_params
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise InvalidArgumentError(
+                "sampling_params",
+                f"{len(params)} sets of parameters for {count} prompts; give one for all, or one "
+                "for each",
+            )
+        return list(params)
+
+    def _run(
+        self, requests: list[GenerationRequest], params: list[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        self._check_open()
+        return self._loop.run(_run_all(self._generation, requests, params, use_tqdm))
+
+
+async def _started(client: EngineClient, settings: GenerationSettings) -> Generation:
+    await client.start()
+    return await Generation.create(client, settings)
+
+
+def _shut_down(loop: BackgroundLoop, client: EngineClient) -> None:
+    try:
+        loop.run(client.close())
+    finally:
+        loop.close()
+
+
+async def _run_all(
+    generation: Generation,
+    requests: list[GenerationRequest],
+    params: list[SamplingParams],
+    use_tqdm: bool,
+) -> list[RequestOutput]:
+    """Checks everything, then runs it, a bounded number at a time."""
+    jobs: list[_Job] = []
+    for n, (request, one) in enumerate(zip(requests, params, strict=True)):
+        with _naming(f"prompt {n}"):
+            token_ids = await generation.tokenize_prompt(request)
+            jobs.append(_Job(request.prompt, token_ids, generation.resolve(one, len(token_ids))))
+    outputs: list[RequestOutput | None] = [None] * len(jobs)
+    call = secrets.token_hex(4)
+    rest = iter(enumerate(jobs))
+    with _Progress(len(jobs), enabled=use_tqdm) as progress:
+
+        async def work() -> None:
+            for n, job in rest:
+                outputs[n] = output = await _run_one(generation, job, f"{call}-{n}")
+                progress.count(output)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(_MOST_IN_FLIGHT, len(jobs))):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+    return [output for output in outputs if output is not None]
+
+
+async def _run_one(generation: Generation, job: _Job, request_id: str) -> RequestOutput:
+    request = GenerationRequest(
+        request_id=request_id, prompt_token_ids=job.token_ids, sampling_params=job.params
+    )
+    running = await generation.start(request)
+    try:
+        finished = await running.collect()
+    finally:
+        await running.aclose()
+    return request_output(
+        job.prompt,
+        finished,
+        generation.tokenizer_or_none,
+        with_logprobs=job.params.logprobs is not None,
+        with_prompt_logprobs=job.params.prompt_logprobs is not None,
+    )
+
+
+class _Progress:
+    """A progress bar that tells input and output tokens per second."""
+
+    def __init__(self, total: int, *, enabled: bool) -> None:
+        self._bar = tqdm(total=total, desc="Prompts", unit="prompt", disable=not enabled)
+        self._input_tokens = 0
+        self._output_tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def count(self, output: RequestOutput) -> None:
+        self._input_tokens += len(output.prompt_token_ids)
+        self._output_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        elapsed = max(self._bar.format_dict["elapsed"] or 0.0, 1e-9)
+        self._bar.set_postfix_str(
+            f"input {self._input_tokens / elapsed:.1f} tok/s, "
+            f"output {self._output_tokens / elapsed:.1f} tok/s",
+            refresh=False,
+        )
+        self._bar.update(1)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Errors from within say which prompt of the call they are about."""
+    try:
+        yield
+    except PagewireError as error:
+        error.message = f"{what}: {error.message}"
+        raise
+
+
+def _engine_config(model: str, settings: dict[str, Any]) -> EngineConfig:
+    try:
+        return EngineConfig(model=model, **settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(EngineConfig.model_fields)
+            raise InvalidArgumentError(name, f"is not a setting; there are: {known}") from None
+        raise InvalidArgumentError(name, str(first["msg"])) from None
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+
+
+def _request(prompt: Prompt, where: str) -> GenerationRequest:
+    if isinstance(prompt, str):
+        return GenerationRequest(prompt=prompt)
+    if not isinstance(prompt, Mapping):
+        raise InvalidArgumentError(
+            where,
+            f'must be text, {{"prompt": text}} or {{"prompt_token_ids": ids}}, not {prompt!r:.80}',
+        )
+    unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+    token_ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+    if unknown or (token_ids is None and text is None):
+        raise InvalidArgumentError(
+            where, f"needs prompt or prompt_token_ids, and has {sorted(map(str, prompt))}"
+        )
+    if text is not None and not isinstance(text, str):
+        raise InvalidArgumentError(where, "prompt must be text")
+    if token_ids is None:
+        return GenerationRequest(prompt=text)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in token_ids):
+        raise InvalidArgumentError(where, "prompt_token_ids must be whole numbers")
+    return GenerationRequest(prompt=text, prompt_token_ids=list(token_ids))
+
+
+def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    if not isinstance(messages, list) or not messages:
+        raise InvalidArgumentError(
+            "messages", "must be a list of messages, or a list of such lists"
+        )
+    if isinstance(messages[0], Mapping):
+        return [messages]
+    return list(messages)

@@ -1,0 +1,111 @@
+"""What `LLM` returns; the names are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagewire.outputs import PositionLogprobs
+from pagewire_frontend.generation import FinishedGeneration, FinishedSequence
+from pagewire_frontend.logprobs import token_with_text
+from pagewire_frontend.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's raw log probability, its rank (1 = likeliest) and its text."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One of a prompt's n answers.
+
+    Attributes:
+        index: its number among the n.
+        text: the answer.
+        token_ids: its tokens, through the one that completed a stop string.
+        cumulative_logprob: sum over the tokens; None unless logprobs were asked for.
+        logprobs: for each token, the log probabilities by token id: the token's and the likeliest
+            alternatives'. None unless asked for.
+        finish_reason: "stop", "length" or "abort".
+        stop_reason: the stop string or the stop token id that ended it, if one did.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its answers.
+
+    Attributes:
+        request_id: the id it ran under.
+        prompt: its text; None where token ids were given.
+        prompt_token_ids: its tokens.
+        prompt_logprobs: one entry a token of the prompt, None for the first. None unless asked for.
+        outputs: the n answers.
+        finished: always True.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool = True
+
+
+def request_output(
+    prompt: str | None,
+    finished: FinishedGeneration,
+    tokenizer: Tokenizer | None,
+    *,
+    with_logprobs: bool,
+    with_prompt_logprobs: bool,
+) -> RequestOutput:
+    """From a finished generation."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    if with_prompt_logprobs:
+        prompt_logprobs = [None, *(_position(p, tokenizer) for p in finished.prompt_logprobs)]
+    return RequestOutput(
+        request_id=finished.request_id,
+        prompt=prompt,
+        prompt_token_ids=finished.prompt_token_ids,
+        prompt_logprobs=prompt_logprobs,
+        outputs=[_completion(sequence, with_logprobs) for sequence in finished.sequences],
+    )
+
+
+def _completion(sequence: FinishedSequence, with_logprobs: bool) -> CompletionOutput:
+    reason = sequence.finish_reason
+    return CompletionOutput(
+        index=sequence.index,
+        text=sequence.text,
+        token_ids=sequence.token_ids,
+        cumulative_logprob=sequence.cumulative_logprob if with_logprobs else None,
+        logprobs=[
+            {
+                token.token_id: Logprob(token.logprob, token.rank, token.text)
+                for token in (*position.top, position.token)
+            }
+            for position in sequence.logprobs
+        ]
+        if with_logprobs
+        else None,
+        finish_reason=reason.name.lower() if reason is not None else "abort",
+        stop_reason=sequence.stop_reason,
+    )
+
+
+def _position(position: PositionLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    tokens = [token_with_text(tokenizer, token) for token in (*position.top, position.token)]
+    return {token.token_id: Logprob(token.logprob, token.rank, token.text) for token in tokens}
