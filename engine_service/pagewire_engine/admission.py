@@ -1,0 +1,126 @@
+"""What is checked of a request before the loop sees it, whichever way it came."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pagewire.errors import InvalidArgumentError
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.submission import SequencePast, Submission
+
+MAX_REQUEST_ID_LENGTH = 256
+
+
+class Admission:
+    """Turns wire values into a Submission, or says which field is wrong.
+
+    Args:
+        vocab_size: token ids lie in [0, vocab_size).
+        max_model_len: longest prompt plus output.
+        seed: of the seeds given to requests without one.
+    """
+
+    def __init__(self, vocab_size: int, max_model_len: int, seed: int) -> None:
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def admit(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        past: Sequence[SequencePast] = (),
+        resubmission: bool = False,
+    ) -> Submission:
+        """The submission, with a seed and `max_tokens` filled in.
+
+        Raises:
+            InvalidArgumentError: a field can't be served.
+        """
+        if not request_id or len(request_id) > MAX_REQUEST_ID_LENGTH:
+            raise InvalidArgumentError(
+                "request_id", f"must have 1 to {MAX_REQUEST_ID_LENGTH} characters"
+            )
+        self._check_prompt(prompt_token_ids)
+        params.check_vocabulary(self._vocab_size)
+        params = self._complete(params, len(prompt_token_ids))
+        self._check_past(past, params)
+        return Submission(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=params,
+            priority=priority,
+            tenant=tenant,
+            past=list(past),
+            resubmission=resubmission,
+        )
+
+    def _check_prompt(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise InvalidArgumentError("prompt_token_ids", "must hold at least one token")
+        if len(prompt) >= self._max_model_len:
+            raise InvalidArgumentError(
+                "prompt_token_ids",
+                f"{len(prompt)} tokens leave no room for output: the model's limit for prompt and "
+                f"output together is {self._max_model_len}",
+            )
+        self._check_ids("prompt_token_ids", prompt)
+
+    def _check_ids(self, name: str, ids: list[int]) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
+            raise InvalidArgumentError(
+                name, f"holds a token id outside the vocabulary of {self._vocab_size}"
+            )
+
+    def _complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        rest = self._max_model_len - prompt_length
+        max_tokens = rest if params.max_tokens is None else params.max_tokens
+        if max_tokens > rest:
+            raise InvalidArgumentError(
+                "max_tokens",
+                f"{prompt_length} prompt tokens and {max_tokens} more are over the model's limit "
+                f"of {self._max_model_len}; at most {rest} are possible here",
+            )
+        seed = params.seed
+        if seed is None:
+            with self._lock:
+                seed = self._random.getrandbits(63)
+        return replace(params, max_tokens=max_tokens, seed=seed)
+
+    def _check_past(self, past: Sequence[SequencePast], params: SamplingParams) -> None:
+        seen: set[int] = set()
+        for sequence in past:
+            if not 0 <= sequence.index < params.n or sequence.index in seen:
+                raise InvalidArgumentError(
+                    "past", f"sequence index {sequence.index} is repeated or not below n={params.n}"
+                )
+            seen.add(sequence.index)
+            self._check_ids("past", sequence.output_token_ids)
+            if sequence.finish_reason is None and len(sequence.output_token_ids) >= (
+                params.max_tokens or 0
+            ):
+                raise InvalidArgumentError(
+                    "past", f"sequence {sequence.index} has all of its max_tokens already"
+                )
+        ended = sum(1 for sequence in past if sequence.finish_reason is not None)
+        if ended == params.n:
+            raise InvalidArgumentError("past", "every sequence has ended already")
+
+
+def open_sequences(submission: Submission) -> dict[int, int]:
+    """For each sequence that is to go on, how many tokens it has produced already."""
+    produced = dict.fromkeys(range(submission.sampling_params.n), 0)
+    for sequence in submission.past:
+        if sequence.finish_reason is not None:
+            del produced[sequence.index]
+        else:
+            produced[sequence.index] = len(sequence.output_token_ids)
+    return produced

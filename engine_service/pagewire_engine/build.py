@@ -1,0 +1,136 @@
+"""From settings to an engine that is ready to run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pagewire.config import EngineConfig
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.engine import Engine
+from pagewire_engine.errors import StartupError
+from pagewire_engine.executor.base import Executor
+from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.step import WorkerInfo
+
+_DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine, and what its users are told of it.
+
+    Attributes:
+        engine: to be run by an EngineLoop.
+        executor: its worker.
+        info: what was loaded.
+        served_model_name: the name clients use.
+        eos_token_ids: ids that end a sequence.
+        default_sampling_params: the model's own.
+        tokenizer_files: by Hugging Face file name; empty when there is no tokenizer.
+        created: Unix time, seconds.
+    """
+
+    engine: Engine
+    executor: Executor
+    info: WorkerInfo
+    served_model_name: str
+    eos_token_ids: tuple[int, ...]
+    default_sampling_params: SamplingParams
+    tokenizer_files: Mapping[str, bytes]
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def shutdown(self) -> None:
+        """Frees the worker. Safe to call twice."""
+        self.executor.shutdown()
+
+
+def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEngine:
+    """Loads the model and puts the engine together.
+
+    Args:
+        config: the engine's settings.
+        report: told in a line each what is being done.
+
+    Raises:
+        PagewireError: the settings, the model or its files can't be served; the message says why.
+    """
+    if config.trust_remote_code:
+        raise StartupError(
+            "pagewire runs no code that comes with a model; its own model classes serve the "
+            "architectures it knows",
+            field="trust_remote_code",
+        )
+    limit_threads(config.num_threads)
+    # Late: they load torch, which reads the thread counts once.
+    from pagewire_engine.executor.single_process import SingleProcessExecutor
+    from pagewire_engine.model_files import load_description, resolve_model
+
+    files = resolve_model(config)
+    report(f"loading {config.model} from {files.gguf or files.path}")
+    description = load_description(files, config)
+    tokenizer_files = _tokenizer_files(config, files.path, files.gguf)
+    executor = SingleProcessExecutor(config, files)
+    try:
+        info = executor.info()
+        engine = assemble_engine(executor, config, description.eos_token_ids)
+    except BaseException:
+        executor.shutdown()
+        raise
+    return BuiltEngine(
+        engine=engine,
+        executor=executor,
+        info=info,
+        served_model_name=config.served_model_name or files.name,
+        eos_token_ids=tuple(description.eos_token_ids),
+        default_sampling_params=description.default_sampling_params,
+        tokenizer_files=tokenizer_files,
+    )
+
+
+def assemble_engine(
+    executor: Executor, config: EngineConfig, eos_token_ids: tuple[int, ...]
+) -> Engine:
+    """The engine around an executor that has loaded its model."""
+    info = executor.info()
+    device = "cuda" if info.device.startswith("cuda") else "cpu"
+    settings = SchedulerSettings(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[device],
+        max_model_len=info.max_model_len,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        max_waiting_requests=config.max_waiting_requests,
+    )
+    return Engine(executor, eos_token_ids=eos_token_ids, settings=settings)
+
+
+def limit_threads(num_threads: int | None) -> None:
+    """Sets the CPU threads of the model; before torch is imported, else it has its own way.
+
+    Args:
+        num_threads: None leaves the environment's choice, or else the machine's cores.
+    """
+    if num_threads is None:
+        if "OMP_NUM_THREADS" in os.environ:
+            return
+        num_threads = len(os.sched_getaffinity(0))
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(num_threads)
+
+
+def _tokenizer_files(config: EngineConfig, path: Path, gguf: Path | None) -> Mapping[str, bytes]:
+    if config.skip_tokenizer_init:
+        return {}
+    from pagewire_engine.model_files import resolve_model
+    from pagewire_engine.tokenizer_files import load_tokenizer_files
+
+    if config.tokenizer is not None:
+        # A tokenizer's name is looked up as a model's is; only its files are read.
+        own = config.model_copy(update={"model": config.tokenizer, "revision": None})
+        files = resolve_model(own)
+        path, gguf = files.path, files.gguf
+    return load_tokenizer_files(path, gguf, mode=config.tokenizer_mode)

@@ -1,0 +1,86 @@
+"""`engine-service`: one model, served to frontends."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from pagewire.config import EngineConfig
+from pagewire.errors import PagewireError
+from pagewire.settings import parse_settings
+
+# A thread that wants the interpreter waits this long for one that computes; Python's default of
+# 5 ms would let a wire thread hold up a whole step.
+SWITCH_INTERVAL_S = 0.001
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the engine until SIGINT or SIGTERM.
+
+    Returns:
+        The exit status: 0 after a clean shutdown, 1 when it can't start.
+    """
+    config = parse_settings(
+        EngineConfig,
+        argv,
+        prog="engine-service",
+        description="Serves one model to pagewire frontends: token ids in, token ids out.",
+        positional=("model",),
+    )
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    # Handlers before the work: a Ctrl-C while weights load ends the process at once and quietly.
+    stop = threading.Event()
+    loaded = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        if not loaded:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    started = time.monotonic()
+    try:
+        # Late: `--help` must not wait for grpc and torch.
+        from pagewire_engine.build import build_engine
+        from pagewire_engine.service import EngineServer
+
+        built = build_engine(config, lambda line: print(line, file=sys.stderr, flush=True))
+        server = EngineServer(built, config)
+        port = server.start()
+        loaded = True
+    except PagewireError as error:
+        print(f"engine-service: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("engine-service: stopped while starting", file=sys.stderr, flush=True)
+        return 0
+    info = built.info
+    print(
+        f"engine-service is ready: {built.served_model_name} on {config.host}:{port}, "
+        f"delta wire {server.stream_endpoint}, {info.architecture} in {info.dtype} on "
+        f"{info.device}, {info.num_blocks} blocks of {info.block_size} tokens, "
+        f"{time.monotonic() - started:.1f} s",
+        flush=True,
+    )
+    # A plain wait() would not notice signals that arrive while another thread holds the lock.
+    while not stop.wait(1.0):
+        pass
+    print("engine-service: stopping", file=sys.stderr, flush=True)
+    server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""The engine as a server: control calls, delta wire, health and reflection around one loop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pagewire.config import EngineConfig
+from pagewire.v1 import engine_pb2, engine_pb2_grpc
+from pagewire_engine.build import BuiltEngine
+from pagewire_engine.engine_loop import EngineLoop
+from pagewire_engine.errors import StartupError
+from pagewire_engine.grpc_errors import ErrorInterceptor
+from pagewire_engine.outputs import StepOutputs
+from pagewire_engine.servicer import EngineServicer
+from pagewire_engine.stream_endpoint import LOOPBACK_NAMES, StreamEndpoint
+from pagewire_engine.token_stream import LoopHealth, TokenStreams, new_epoch
+
+_logger = logging.getLogger(__name__)
+
+SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
+# A prompt of 128k tokens is 0.4 MB; with the past of many sequences a few MB.
+MAX_REQUEST_BYTES = 16 << 20
+STUCK_AFTER_S = 30.0
+_CALL_THREADS = 24
+_BIND_ATTEMPTS = 20
+_SERVER_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    # A second server on the same port is an error, not a silent share of the calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+
+
+class EngineServer:
+    """Serves a built engine.
+
+    Args:
+        built: the engine and what it serves.
+        config: addresses and limits.
+    """
+
+    def __init__(self, built: BuiltEngine, config: EngineConfig) -> None:
+        self._built = built
+        self._config = config
+        self._loop = EngineLoop(built.engine, self._publish)
+        self._streams = TokenStreams(
+            StreamEndpoint(config.stream_endpoint, config.host),
+            new_epoch(),
+            self._loop.abort,
+            self._observe_loop,
+            session_timeout_s=config.session_timeout_s,
+        )
+        self._servicer = EngineServicer(built, self._loop, self._streams, config.seed)
+        self._health = health.HealthServicer()
+        self._serving: bool | None = None
+        self._stopped = False
+        self._grpc = grpc.server(
+            ThreadPoolExecutor(_CALL_THREADS, thread_name_prefix="control"),
+            interceptors=[ErrorInterceptor()],
+            options=_SERVER_OPTIONS,
+        )
+        engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]  # generated
+            self._health, self._grpc
+        )
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
+        )
+
+    @property
+    def epoch(self) -> int:
+        """This life of the engine."""
+        return self._streams.epoch
+
+    @property
+    def stream_endpoint(self) -> str:
+        """Where the delta wire is reached."""
+        return self._streams.endpoint.advertised
+
+    def start(self) -> int:
+        """Starts every thread and answers calls from now on.
+
+        Returns:
+            The port of the control API.
+
+        Raises:
+            StartupError: an address can't be bound.
+        """
+        try:
+            port = bind(self._grpc, self._config.host, self._config.port)
+        except StartupError:
+            self._streams.stop()
+            raise
+        self._loop.start()
+        self._streams.start()
+        self._grpc.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._observe_loop()
+        return port
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Ends calls, tells the frontends goodbye, and frees the model. Safe to call twice."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._health.enter_graceful_shutdown()
+        self._servicer.stop()
+        stopping = self._grpc.stop(grace_s)
+        # Before the calls have ended: a frontend that hears goodbye need not wait for silence.
+        self._streams.stop()
+        self._loop.stop()
+        stopping.wait()
+        self._built.shutdown()
+
+    def _publish(self, outputs: StepOutputs) -> None:
+        self._streams.publish(outputs)
+
+    def _observe_loop(self) -> LoopHealth:
+        """The loop's progress; health follows it: a stuck engine serves nobody."""
+        progress = self._loop.progress()
+        stuck = progress.busy and progress.age_s > STUCK_AFTER_S
+        serving = not stuck and not self._servicer.draining
+        if serving != self._serving:
+            if stuck:
+                _logger.error(
+                    "step %d has shown no progress for %.0f s", progress.step, progress.age_s
+                )
+            self._serving = serving
+            statuses = health_pb2.HealthCheckResponse
+            self._health.set(SERVICE_NAME, statuses.SERVING if serving else statuses.NOT_SERVING)
+        return LoopHealth(progress.step, progress.age_s, progress.busy)
+
+
+def bind(server: grpc.Server, host: str, port: int) -> int:
+    """Binds a gRPC server; a loopback name binds both loopbacks, since clients differ in which of
+    them "localhost" means.
+
+    Returns:
+        The port.
+
+    Raises:
+        StartupError: the address is taken or not ours.
+    """
+    if host not in LOOPBACK_NAMES:
+        return _add_port(server, f"[{host}]" if ":" in host and "[" not in host else host, port)
+    first, second = ("[::1]", "127.0.0.1") if host == "::1" else ("127.0.0.1", "[::1]")
+    if port:
+        bound = _add_port(server, first, port)
+        if _can_bind(second, bound):
+            _add_port(server, second, bound)
+        return bound
+    for _ in range(_BIND_ATTEMPTS):
+        # A port that is free on both, found before gRPC takes either: it can't give one back.
+        candidate = _free_port(first)
+        if _can_bind(second, candidate) or not _can_bind(second, 0):
+            break
+    bound = _add_port(server, first, candidate)
+    if _can_bind(second, bound):
+        _add_port(server, second, bound)
+    return bound
+
+
+def _add_port(server: grpc.Server, host: str, port: int) -> int:
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise StartupError(
+            f"cannot listen on {host}:{port}: the port is taken or the address is not this "
+            "machine's; choose another with --port and --host",
+            field="port",
+        )
+    return bound
+
+
+def _open(host: str) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return opened
+
+
+def _can_bind(host: str, port: int) -> bool:
+    try:
+        with _open(host) as probe:
+            probe.bind((host.strip("[]"), port))
+    except OSError:
+        return False
+    return True
+
+
+def _free_port(host: str) -> int:
+    with _open(host) as probe:
+        probe.bind((host.strip("[]"), 0))
+        port: int = probe.getsockname()[1]
+    return port

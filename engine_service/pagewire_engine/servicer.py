@@ -1,0 +1,272 @@
+"""The engine's control calls: they check, register the stream, and leave a note in the loop's
+inbox."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+
+import grpc
+
+from pagewire import __version__
+from pagewire.conversion import sampling_params_from_proto, sampling_params_to_proto
+from pagewire.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from pagewire.outputs import FinishReason
+from pagewire.v1 import engine_pb2, engine_pb2_grpc
+from pagewire_engine.admission import Admission, open_sequences
+from pagewire_engine.build import BuiltEngine
+from pagewire_engine.engine_loop import EngineLoop
+from pagewire_engine.errors import CancelledError
+from pagewire_engine.submission import SequencePast
+from pagewire_engine.token_stream import TokenStreams
+
+TOKENIZER_CHUNK_BYTES = 64 * 1024
+MAX_STATS_STREAMS = 8
+_MIN_STATS_INTERVAL_S = 0.01
+_ABORT_REASONS = {0: FinishReason.ABORT, 1: FinishReason.STOP, 3: FinishReason.ABORT}
+
+
+class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # generated, untyped
+    """Implements pagewire.v1.Engine.
+
+    Args:
+        built: the engine and what it serves.
+        loop: the thread that runs it.
+        streams: the delta wire.
+        seed: of the seeds given to requests without one.
+    """
+
+    def __init__(
+        self, built: BuiltEngine, loop: EngineLoop, streams: TokenStreams, seed: int
+    ) -> None:
+        self._built = built
+        self._loop = loop
+        self._streams = streams
+        self._admission = Admission(built.info.vocab_size, built.info.max_model_len, seed)
+        self._tokenizer_sha256 = tokenizer_hash(built.tokenizer_files)
+        # An Abort must not slip between a stream's registration and its way into the inbox.
+        self._submit_lock = threading.Lock()
+        self._stats_slots = threading.BoundedSemaphore(MAX_STATS_STREAMS)
+        self._stopping = threading.Event()
+        self._draining = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are turned away."""
+        return self._draining
+
+    def stop(self) -> None:
+        """Ends the calls that wait."""
+        self._draining = True
+        self._stopping.set()
+
+    def Attach(
+        self, request: engine_pb2.AttachRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.AttachResponse:
+        if request.HasField("session_id") != request.HasField("secret"):
+            raise InvalidArgumentError("secret", "set both session_id and secret, or neither")
+        streams = self._streams
+        session, resumed = streams.attach(request.session_id, request.secret)
+        response = engine_pb2.AttachResponse(
+            session_id=session.session_id,
+            secret=session.secret,
+            epoch=streams.epoch,
+            stream_endpoint=streams.endpoint.advertised,
+            heartbeat_interval_ms=int(streams.heartbeat_interval_s * 1000),
+            session_timeout_ms=int(streams.session_timeout_s * 1000),
+            resumed=resumed,
+        )
+        if streams.endpoint.curve_public_key is not None:
+            response.curve_server_key = streams.endpoint.curve_public_key
+        return response
+
+    def Submit(
+        self, request: engine_pb2.SubmitRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.SubmitResponse:
+        if self._draining:
+            raise UnavailableError("the engine takes no new requests: it drains", retry_after_s=1.0)
+        if request.adapter:
+            raise _no_adapters("adapter")
+        if request.stream < 1:
+            raise InvalidArgumentError("stream", "numbers start at 1")
+        submission = self._admission.admit(
+            request.request_id,
+            list(request.prompt_token_ids),
+            sampling_params_from_proto(
+                request.sampling_params, self._built.default_sampling_params
+            ),
+            tenant=request.tenant,
+            priority=request.priority,
+            past=[_past_from_proto(entry) for entry in request.past],
+            resubmission=request.resubmission,
+        )
+        with self._submit_lock:
+            if not context.is_active():
+                # Cancelled: the Abort that followed may have been handled already.
+                raise CancelledError("the call was cancelled")
+            stream, new = self._streams.open_stream(
+                request.session_id,
+                request.stream,
+                request.request_id,
+                open_sequences(submission),
+                submission.sampling_params.seed or 0,
+            )
+            if new:
+                try:
+                    self._loop.submit(replace(submission, request_id=stream.engine_id))
+                except BaseException:
+                    self._streams.withdraw(stream)
+                    raise
+                if not stream.live:
+                    # The session timed out in between.
+                    self._loop.abort(stream.engine_id)
+        return engine_pb2.SubmitResponse(seed=stream.seed)
+
+    def Abort(
+        self, request: engine_pb2.AbortRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.AbortResponse:
+        reason = _ABORT_REASONS.get(request.reason)
+        if reason is None:
+            raise InvalidArgumentError("reason", "must be STOP or ABORT")
+        with self._submit_lock:
+            stream = self._streams.find(request.session_id, request.request_id)
+            if stream is None:
+                return engine_pb2.AbortResponse()
+            if request.HasField("sequence"):
+                if request.sequence in stream.logs:
+                    self._loop.abort(stream.engine_id, request.sequence, reason)
+            else:
+                self._streams.release_id(stream)
+                self._loop.abort(stream.engine_id, None, reason)
+        return engine_pb2.AbortResponse()
+
+    def Resume(
+        self, request: engine_pb2.ResumeRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.ResumeResponse:
+        self._streams.resume(request.session_id)
+        return engine_pb2.ResumeResponse()
+
+    def Drain(
+        self, request: engine_pb2.DrainRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.DrainResponse:
+        timeout_s = request.timeout_s
+        if not (math.isfinite(timeout_s) and timeout_s >= 0):
+            raise InvalidArgumentError("timeout_s", "must be seconds, 0 or above")
+        remaining = context.time_remaining()
+        if remaining is not None:
+            timeout_s = min(timeout_s, remaining)
+        self._draining = True
+        return engine_pb2.DrainResponse(unfinished=self._loop.drain(timeout_s))
+
+    def GetModelInfo(
+        self, request: engine_pb2.GetModelInfoRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.GetModelInfoResponse:
+        built, info = self._built, self._built.info
+        return engine_pb2.GetModelInfoResponse(
+            epoch=self._streams.epoch,
+            served_model_name=built.served_model_name,
+            architecture=info.architecture,
+            dtype=info.dtype,
+            device=info.device,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            eos_token_ids=built.eos_token_ids,
+            default_sampling_params=sampling_params_to_proto(built.default_sampling_params),
+            tokenizer_sha256=self._tokenizer_sha256,
+            created=built.created,
+            pagewire_version=__version__,
+        )
+
+    def GetTokenizer(
+        self, request: engine_pb2.GetTokenizerRequest, context: grpc.ServicerContext
+    ) -> Iterator[engine_pb2.GetTokenizerResponse]:
+        for path, data in self._built.tokenizer_files.items():
+            # An empty file is one empty chunk.
+            for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
+                yield engine_pb2.GetTokenizerResponse(
+                    path=path, data=data[start : start + TOKENIZER_CHUNK_BYTES]
+                )
+
+    def GetStats(
+        self, request: engine_pb2.GetStatsRequest, context: grpc.ServicerContext
+    ) -> Iterator[engine_pb2.GetStatsResponse]:
+        if request.interval_ms == 0:
+            yield self._stats()
+            return
+        # Each such call keeps one of the server's threads.
+        if not self._stats_slots.acquire(blocking=False):
+            raise ResourceExhaustedError(f"{MAX_STATS_STREAMS} others watch the statistics already")
+        try:
+            interval_s = max(_MIN_STATS_INTERVAL_S, request.interval_ms / 1000)
+            while context.is_active():
+                yield self._stats()
+                if self._stopping.wait(interval_s):
+                    return
+        finally:
+            self._stats_slots.release()
+
+    def LoadAdapter(
+        self, request: engine_pb2.LoadAdapterRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.LoadAdapterResponse:
+        raise _no_adapters("name")
+
+    def UnloadAdapter(
+        self, request: engine_pb2.UnloadAdapterRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.UnloadAdapterResponse:
+        raise _no_adapters("name")
+
+    def ListAdapters(
+        self, request: engine_pb2.ListAdaptersRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.ListAdaptersResponse:
+        raise _no_adapters("")
+
+    def ResetPrefixCache(
+        self, request: engine_pb2.ResetPrefixCacheRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.ResetPrefixCacheResponse:
+        # No block outlives its request in this engine, so there is nothing to drop.
+        return engine_pb2.ResetPrefixCacheResponse(num_blocks=0)
+
+    def _stats(self) -> engine_pb2.GetStatsResponse:
+        return engine_pb2.GetStatsResponse(
+            epoch=self._streams.epoch,
+            num_sessions=self._streams.num_sessions,
+            **asdict(self._loop.stats()),
+        )
+
+
+def tokenizer_hash(files: Mapping[str, bytes]) -> str:
+    """SHA-256 (hex) over names and contents in order; "" when there are none."""
+    if not files:
+        return ""
+    digest = hashlib.sha256()
+    for path, data in files.items():
+        digest.update(f"{path}\0{len(data)}\0".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _past_from_proto(entry: engine_pb2.SequencePast) -> SequencePast:
+    try:
+        reason = FinishReason(entry.finish_reason) if entry.finish_reason else None
+    except ValueError:
+        raise InvalidArgumentError("past", "holds an unknown finish reason") from None
+    return SequencePast(
+        index=entry.index,
+        output_token_ids=list(entry.output_token_ids),
+        finish_reason=reason,
+        cumulative_logprob=entry.cumulative_logprob,
+    )
+
+
+def _no_adapters(field: str) -> FailedPreconditionError:
+    return FailedPreconditionError("adapters are not enabled on this engine", field=field)

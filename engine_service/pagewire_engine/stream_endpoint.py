@@ -1,0 +1,109 @@
+"""Where the delta wire listens: a private ipc path on one machine, tcp between machines."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import zmq
+
+from pagewire_engine.errors import StartupError
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+# sun_path holds 108 bytes with its terminating zero.
+_MAX_IPC_PATH = 100
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address only reaches this machine."""
+    if host in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class StreamEndpoint:
+    """A bound endpoint, and what frontends are told of it.
+
+    Args:
+        wanted: the endpoint of the configuration (`ipc://PATH` or `tcp://HOST:PORT`), or None to
+            choose by `host`.
+        host: address of the control API.
+
+    Attributes:
+        advertised: what Attach answers; a host of "*" stands for the host the control channel
+            reached.
+        curve_public_key: set where the wire is encrypted (tcp beyond loopback).
+    """
+
+    def __init__(self, wanted: str | None, host: str) -> None:
+        self._directory: Path | None = None
+        self._wanted = wanted
+        self._host = host
+        self.advertised = ""
+        self.curve_public_key: bytes | None = None
+
+    def bind(self, socket: zmq.Socket[bytes]) -> None:
+        """Binds a ROUTER socket whose other options are set.
+
+        Raises:
+            StartupError: the endpoint is malformed or taken.
+        """
+        endpoint = self._wanted or self._choose()
+        scheme, _, rest = endpoint.partition("://")
+        if scheme not in ("ipc", "tcp") or not rest:
+            raise StartupError(
+                f"stream_endpoint must be ipc://PATH or tcp://HOST:PORT, not {endpoint!r}",
+                field="stream_endpoint",
+            )
+        if scheme == "tcp":
+            self._encrypt_beyond_loopback(socket, rest)
+            socket.setsockopt(zmq.IPV6, int("[" in rest))
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise StartupError(
+                f"cannot bind the delta wire to {endpoint}: {error}", field="stream_endpoint"
+            ) from None
+        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if scheme == "ipc":
+            os.chmod(bound.removeprefix("ipc://"), 0o600)
+        self.advertised = _advertised(bound)
+
+    def close(self) -> None:
+        """Removes what `bind` made on disk. Safe to call twice."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def _choose(self) -> str:
+        if is_loopback(self._host):
+            # mkdtemp makes it 0700: other users of the machine can't connect.
+            directory = tempfile.mkdtemp(prefix="pagewire-")
+            if len(directory) > _MAX_IPC_PATH - len("/stream"):
+                os.rmdir(directory)
+                directory = tempfile.mkdtemp(prefix="pagewire-", dir="/tmp")
+            self._directory = Path(directory)
+            return f"ipc://{directory}/stream"
+        host = f"[{self._host}]" if ":" in self._host and "[" not in self._host else self._host
+        return f"tcp://{host}:*"
+
+    def _encrypt_beyond_loopback(self, socket: zmq.Socket[bytes], address: str) -> None:
+        if is_loopback(address.rpartition(":")[0]):
+            return
+        self.curve_public_key, secret_key = zmq.curve_keypair()
+        socket.curve_server = True
+        socket.curve_secretkey = secret_key
+        socket.curve_publickey = self.curve_public_key
+
+
+def _advertised(bound: str) -> str:
+    for everywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
+        if bound.startswith(everywhere):
+            return "tcp://*:" + bound.removeprefix(everywhere)
+    return bound

@@ -1,0 +1,198 @@
+"""The engine's control calls, with typed errors and a deadline on each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import grpc
+
+from pagewire.conversion import sampling_params_from_proto, sampling_params_to_proto
+from pagewire.errors import FailedPreconditionError, NotFoundError, PagewireError, UnavailableError
+from pagewire.outputs import FinishReason
+from pagewire.v1 import engine_pb2, engine_pb2_grpc, sampling_pb2
+from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
+from pagewire_frontend.engine_client.grpc_errors import typed_error
+from pagewire_frontend.engine_client.mailbox import SequenceRecord
+
+CALL_TIMEOUT_S = 10.0
+SUBMIT_TIMEOUT_S = 30.0
+_MAX_MESSAGE_BYTES = 64 << 20
+_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    # The engine may be back at any moment: gRPC's own back-off grows to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+# Statuses that say nothing of the request: the connection or the engine's session is at fault.
+_TRANSPORT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+
+_REASONS = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
+}
+
+ResponseT = TypeVar("ResponseT")
+
+
+class ControlChannel:
+    """A gRPC channel to an engine.
+
+    Args:
+        target: HOST:PORT.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._stub = engine_pb2_grpc.EngineStub(self._channel)
+
+    @property
+    def host(self) -> str:
+        """The host part of the target."""
+        return self.target.rpartition("/")[2].rpartition(":")[0]
+
+    async def close(self) -> None:
+        """Closes the channel; calls in flight are cancelled."""
+        await self._channel.close(None)
+
+    async def attach(
+        self, session_id: str, secret: str, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> engine_pb2.AttachResponse:
+        """Opens a session, or takes one over when an id is given."""
+        request = engine_pb2.AttachRequest()
+        if session_id:
+            request.session_id, request.secret = session_id, secret
+        return await _typed(self._stub.Attach(request, timeout=timeout_s))
+
+    async def submit(
+        self,
+        session_id: str,
+        stream: int,
+        request: EngineRequest,
+        *,
+        seed: int | None,
+        past: list[SequenceRecord] | None,
+    ) -> int:
+        """Hands a request over.
+
+        Args:
+            session_id: of a session that has said Hello.
+            stream: its number in the session.
+            request: what to do.
+            seed: the seed in force, where the engine has named it before.
+            past: what has come already, for a resubmission.
+
+        Returns:
+            The seed in force.
+        """
+        message = engine_pb2.SubmitRequest(
+            session_id=session_id,
+            stream=stream,
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            sampling_params=sampling_params_to_proto(request.sampling_params),
+            tenant=request.tenant,
+            priority=request.priority,
+            adapter=request.adapter,
+            resubmission=past is not None,
+        )
+        if seed is not None:
+            message.sampling_params.seed = seed
+        for index, record in enumerate(past or ()):
+            message.past.add(
+                index=index,
+                output_token_ids=record.token_ids,
+                finish_reason=int(record.finish_reason or 0),
+                cumulative_logprob=record.cumulative_logprob,
+            )
+        response: engine_pb2.SubmitResponse = await _typed(
+            self._stub.Submit(message, timeout=SUBMIT_TIMEOUT_S)
+        )
+        return response.seed
+
+    async def abort(
+        self, session_id: str, request_id: str, sequence: int | None, reason: FinishReason
+    ) -> None:
+        """Ends a request or one of its sequences."""
+        message = engine_pb2.AbortRequest(
+            session_id=session_id, request_id=request_id, reason=_REASONS[reason]
+        )
+        if sequence is not None:
+            message.sequence = sequence
+        await _typed(self._stub.Abort(message, timeout=CALL_TIMEOUT_S))
+
+    async def model_info(self) -> ModelInfo:
+        """What the engine serves."""
+        response: engine_pb2.GetModelInfoResponse = await _typed(
+            self._stub.GetModelInfo(engine_pb2.GetModelInfoRequest(), timeout=CALL_TIMEOUT_S)
+        )
+        return ModelInfo(
+            served_model_name=response.served_model_name,
+            architecture=response.architecture,
+            dtype=response.dtype,
+            device=response.device,
+            vocab_size=response.vocab_size,
+            max_model_len=response.max_model_len,
+            block_size=response.block_size,
+            num_blocks=response.num_blocks,
+            eos_token_ids=tuple(response.eos_token_ids),
+            default_sampling_params=sampling_params_from_proto(response.default_sampling_params),
+            tokenizer_sha256=response.tokenizer_sha256,
+            created=response.created,
+            epoch=response.epoch,
+        )
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer's files by name."""
+        chunks: dict[str, list[bytes]] = {}
+        call = self._stub.GetTokenizer(engine_pb2.GetTokenizerRequest(), timeout=60.0)
+        try:
+            async for chunk in call:
+                chunks.setdefault(chunk.path, []).append(chunk.data)
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from None
+        return {path: b"".join(parts) for path, parts in chunks.items()}
+
+
+class TransportError(UnavailableError):
+    """The engine did not answer; whether it got the call is not known."""
+
+
+async def _typed(call: Awaitable[ResponseT]) -> ResponseT:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise _translated(error) from None
+    except asyncio.CancelledError:
+        # gRPC raises it also when the channel was closed under the call; only our own task's
+        # cancellation goes on as one.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise TransportError("the connection to the engine was closed") from None
+
+
+def _translated(error: grpc.aio.AioRpcError) -> PagewireError:
+    if error.code() in _TRANSPORT:
+        return TransportError(f"the engine did not answer: {error.details()}")
+    return typed_error(error)
+
+
+def is_session_lost(error: PagewireError) -> bool:
+    """Whether the engine says that it does not know our session, or has lost its connection."""
+    return error.field == "session_id" and isinstance(
+        error, NotFoundError | FailedPreconditionError
+    )

@@ -1,0 +1,236 @@
+"""An engine inside this process, for offline use and tests: the same streams, no sockets.
+
+The only module of the frontend that may import the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+
+from pagewire.config import EngineConfig
+from pagewire.errors import FailedPreconditionError, InternalError, UnavailableError
+from pagewire.outputs import FinishReason
+from pagewire_engine.admission import Admission
+from pagewire_engine.build import BuiltEngine, build_engine
+from pagewire_engine.engine_loop import EngineLoop
+from pagewire_engine.outputs import StepOutputs
+from pagewire_engine.servicer import tokenizer_hash
+from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
+from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
+
+_SWITCH_INTERVAL_S = 0.001
+
+
+class InProcessTokenStream:
+    """The tokens of one request in the engine of this process. See `TokenStream`.
+
+    A stream that is dropped before its end aborts its request.
+    """
+
+    def __init__(self, engine_id: str, mailbox: Mailbox, loop: EngineLoop) -> None:
+        self._engine_id = engine_id
+        self._mailbox = mailbox
+        self._loop = loop
+
+    def __aiter__(self) -> AsyncIterator[list[TokenDelta]]:
+        return self
+
+    async def __anext__(self) -> list[TokenDelta]:
+        deltas = await self._mailbox.take()
+        if not deltas:
+            raise StopAsyncIteration
+        return deltas
+
+    async def finish_sequence(self, sequence_index: int) -> None:
+        """A stop string ended this sequence; no further delta of it is delivered."""
+        if self._mailbox.sequences[sequence_index].finish_reason is None:
+            self._loop.abort(self._engine_id, sequence_index, FinishReason.STOP)
+        self._mailbox.mute(sequence_index, FinishReason.STOP)
+
+    async def abort(self) -> None:
+        """Ends the request in the engine. Safe to call twice and after the end."""
+        if not self._mailbox.ended:
+            self._loop.abort(self._engine_id)
+        self._mailbox.mute_all(FinishReason.ABORT)
+
+    def __del__(self) -> None:
+        if not self._mailbox.ended:
+            self._loop.abort(self._engine_id)
+
+
+class InProcessEngineClient:
+    """Implements EngineClient with an engine of its own.
+
+    Args:
+        config: the engine's settings.
+        report: told in a line each what is being loaded.
+        build: makes the engine; tests put a fake one in.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        report: Callable[[str], None] = lambda line: None,
+        build: Callable[[EngineConfig, Callable[[str], None]], BuiltEngine] = build_engine,
+    ) -> None:
+        self._config = config
+        self._report = report
+        self._build = build
+        self._built: BuiltEngine | None = None
+        self._engine_loop: EngineLoop | None = None
+        self._model_info: ModelInfo | None = None
+        self._admission: Admission | None = None
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._numbers = itertools.count(1)
+        self._closed = False
+
+    async def start(self) -> None:
+        """Loads the model, off the event loop.
+
+        Raises:
+            PagewireError: the settings or the model can't be served.
+        """
+        if self._built is not None:
+            return
+        self._event_loop = asyncio.get_running_loop()
+        sys.setswitchinterval(min(_SWITCH_INTERVAL_S, sys.getswitchinterval()))
+        built = await asyncio.to_thread(self._build, self._config, self._report)
+        info = built.info
+        self._model_info = ModelInfo(
+            served_model_name=built.served_model_name,
+            architecture=info.architecture,
+            dtype=info.dtype,
+            device=info.device,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            eos_token_ids=built.eos_token_ids,
+            default_sampling_params=built.default_sampling_params,
+            tokenizer_sha256=tokenizer_hash(built.tokenizer_files),
+            created=built.created,
+            epoch=built.created,
+        )
+        self._admission = Admission(info.vocab_size, info.max_model_len, self._config.seed)
+        self._engine_loop = EngineLoop(built.engine, self._publish)
+        self._engine_loop.start()
+        self._built = built
+
+    async def close(self) -> None:
+        """Ends every live request, and frees the model. Safe to call twice."""
+        if self._closed or self._built is None or self._engine_loop is None:
+            return
+        self._closed = True
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.fail(UnavailableError("the engine was closed"))
+        await asyncio.to_thread(self._engine_loop.stop)
+        self._built.shutdown()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What the engine serves; known after `start`."""
+        if self._model_info is None:
+            raise UnavailableError("the engine client is not started")
+        return self._model_info
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be served now."""
+        return self._built is not None and not self._closed
+
+    @property
+    def engine_loop(self) -> EngineLoop:
+        """The loop that runs the engine, for its statistics."""
+        if self._engine_loop is None:
+            raise UnavailableError("the engine client is not started")
+        return self._engine_loop
+
+    async def fetch_tokenizer(self) -> Mapping[str, bytes]:
+        """The files that make the tokenizer; empty when the engine has none."""
+        if self._built is None:
+            raise UnavailableError("the engine client is not started")
+        return self._built.tokenizer_files
+
+    async def submit(self, request: EngineRequest) -> InProcessTokenStream:
+        """Hands a request to the loop.
+
+        Raises:
+            InvalidArgumentError, AlreadyExistsError, ResourceExhaustedError: it was refused.
+            UnavailableError: the client is not started, or closed.
+        """
+        if self._engine_loop is None or self._admission is None or self._closed:
+            raise UnavailableError("the engine client is not running")
+        if request.adapter:
+            raise FailedPreconditionError(
+                "adapters are not enabled on this engine", field="adapter"
+            )
+        submission = self._admission.admit(
+            request.request_id,
+            request.prompt_token_ids,
+            request.sampling_params,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+        # A name of its own: the outputs of an aborted request and of its successor never mix.
+        engine_id = f"{request.request_id}#{next(self._numbers)}"
+        mailboxes = self._mailboxes
+        mailbox = Mailbox(request.sampling_params.n, on_end=lambda: _remove(mailboxes, engine_id))
+        mailboxes[engine_id] = mailbox
+        try:
+            self._engine_loop.submit(replace(submission, request_id=engine_id))
+        except BaseException:
+            _remove(mailboxes, engine_id)
+            raise
+        return InProcessTokenStream(engine_id, mailbox, self._engine_loop)
+
+    def _publish(self, outputs: StepOutputs) -> None:
+        """On the engine's thread."""
+        loop = self._event_loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: StepOutputs) -> None:
+        touched: dict[str, Mailbox] = {}
+        for prompt in outputs.prompt_logprobs:
+            mailbox = self._mailboxes.get(prompt.request_id)
+            if mailbox is not None:
+                touched[prompt.request_id] = mailbox
+                mailbox.add_prompt_logprobs(prompt.start, prompt.positions)
+        for output in outputs.sequences:
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is None:
+                continue
+            touched[output.request_id] = mailbox
+            try:
+                if output.token_ids:
+                    mailbox.add_tokens(
+                        output.sequence_index,
+                        output.start,
+                        output.token_ids,
+                        output.logprobs or (),
+                    )
+                if output.finish_reason is not None:
+                    mailbox.finish(
+                        output.sequence_index,
+                        output.finish_reason,
+                        stop_token_id=output.stop_token_id,
+                        cumulative_logprob=output.cumulative_logprob,
+                        times=output.times,
+                    )
+            except MissingTokensError as error:
+                mailbox.fail(InternalError(f"the engine lost count of its tokens: {error}"))
+        for mailbox in touched.values():
+            mailbox.wake()
+        for failure in outputs.failures:
+            mailbox = self._mailboxes.get(failure.request_id)
+            if mailbox is not None:
+                mailbox.fail(failure.error)
+
+
+def _remove(mailboxes: dict[str, Mailbox], engine_id: str) -> None:
+    mailboxes.pop(engine_id, None)

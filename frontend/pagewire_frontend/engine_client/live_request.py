@@ -1,0 +1,63 @@
+"""A request from its submission to its end, across connections and lives of the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pagewire_frontend.engine_client.base import EngineRequest
+from pagewire_frontend.engine_client.mailbox import Mailbox
+from pagewire_frontend.engine_client.session import WireSession
+
+
+class LiveRequest:
+    """What is needed to submit a request again.
+
+    Attributes:
+        request: as it came.
+        mailbox: what it has produced, and the way to its consumer.
+        seed: the seed in force; None until an engine has named it.
+        placed: whether an engine has ever accepted it. Until then nothing was delivered.
+        session: where it was submitted last; None while it is nowhere.
+        number: its stream there.
+        deaths: engines that died while it was in flight.
+        waiting_since: when it was last without an engine, seconds of the monotonic clock.
+    """
+
+    __slots__ = (
+        "deaths",
+        "mailbox",
+        "number",
+        "placed",
+        "request",
+        "seed",
+        "session",
+        "waiting_since",
+    )
+
+    def __init__(self, request: EngineRequest, on_end: Callable[[LiveRequest], None]) -> None:
+        self.request = request
+        self.mailbox = Mailbox(request.sampling_params.n, lambda: on_end(self))
+        self.seed = request.sampling_params.seed
+        self.placed = False
+        self.session: WireSession | None = None
+        self.number = 0
+        self.deaths = 0
+        self.waiting_since = time.monotonic()
+
+    def join(self, session: WireSession) -> None:
+        """Registers a stream for it, before it is submitted there."""
+        self.session = session
+        self.number = session.next_number()
+        session.streams[self.number] = self.mailbox
+
+    def leave(self) -> None:
+        """Its present stream gives nothing more."""
+        if self.session is not None:
+            self.session.streams.pop(self.number, None)
+            self.session = None
+            self.waiting_since = time.monotonic()
+        if not self.placed:
+            # Nothing was delivered, and the seed of what came is not known: start over.
+            self.mailbox.restart()
+        self.mailbox.wake()

@@ -1,0 +1,215 @@
+"""One live request's tokens on their way to its consumer: bounded, coalescing, cancellation-proof.
+
+A list and a future rather than a queue: under load one wake-up carries all that came, and a
+consumer cancelled in the middle of waiting loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from pagewire.errors import PagewireError
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire_frontend.engine_client.base import TokenDelta
+
+
+class MissingTokensError(Exception):
+    """A run of tokens starts beyond what has come: the wire broke its promise."""
+
+
+class SequenceRecord:
+    """What has come of one sequence: enough to go on from it in another engine.
+
+    Attributes:
+        token_ids: its output so far.
+        cumulative_logprob: of the output so far, where log probabilities are asked for.
+        finish_reason: set when it ended, in the engine or by a stop string here.
+    """
+
+    __slots__ = ("cumulative_logprob", "finish_reason", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+
+
+class Mailbox:
+    """Collects deltas from the wire and hands them to one consumer. One event loop owns it.
+
+    Memory is bounded by what the request may produce.
+
+    Args:
+        num_sequences: n of the request.
+        on_end: called once, when nothing more is expected.
+
+    Attributes:
+        sequences: what has come, by index.
+        error: what ended the request, if it failed.
+        num_tokens: tokens of all sequences so far.
+        progressed: set with each wake-up, for whoever watches over a resubmission.
+    """
+
+    def __init__(self, num_sequences: int, on_end: Callable[[], None]) -> None:
+        self.sequences = [SequenceRecord() for _ in range(num_sequences)]
+        self.error: PagewireError | None = None
+        self.num_tokens = 0
+        self.progressed: asyncio.Event | None = None
+        self._on_end = on_end
+        self._open = num_sequences
+        self._pending: dict[int, TokenDelta] = {}
+        self._next_prompt_position = 1
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is expected: all sequences ended, or the request failed."""
+        return self._open == 0 or self.error is not None
+
+    # -- from the wire ---------------------------------------------------------------------------
+
+    def add_tokens(
+        self,
+        index: int,
+        start: int,
+        token_ids: list[int],
+        logprobs: Sequence[PositionLogprobs] = (),
+    ) -> None:
+        """Takes a run of tokens; what has come before is dropped by its index.
+
+        Raises:
+            MissingTokensError: tokens before `start` have not come.
+        """
+        record = self.sequences[index]
+        have = len(record.token_ids)
+        if start != have:
+            if start > have:
+                raise MissingTokensError(f"sequence {index}: tokens {have} to {start} are missing")
+            if start + len(token_ids) <= have:
+                return
+            token_ids = token_ids[have - start :]
+            logprobs = logprobs[have - start :]
+        if record.finish_reason is not None or self.error is not None:
+            return
+        record.token_ids += token_ids
+        self.num_tokens += len(token_ids)
+        delta = self._delta(index, have)
+        delta.token_ids += token_ids
+        if logprobs:
+            delta.logprobs += logprobs
+            record.cumulative_logprob += sum(position.token.logprob for position in logprobs)
+
+    def add_prompt_logprobs(self, start: int, positions: list[PositionLogprobs]) -> None:
+        """Takes log probabilities of the prompt; repeated ones are dropped by their index."""
+        known = self._next_prompt_position - start
+        if known < 0:
+            raise MissingTokensError(f"prompt positions before {start} are missing")
+        fresh = positions[known:]
+        if not fresh or self.ended:
+            return
+        delta = self._delta(0, len(self.sequences[0].token_ids))
+        if not delta.prompt_logprobs:
+            delta.prompt_logprobs_start = self._next_prompt_position
+        delta.prompt_logprobs += fresh
+        self._next_prompt_position += len(fresh)
+
+    def finish(
+        self,
+        index: int,
+        reason: FinishReason,
+        *,
+        stop_token_id: int | None = None,
+        num_tokens: int | None = None,
+        cumulative_logprob: float = 0.0,
+        times: RequestTimes | None = None,
+    ) -> None:
+        """Takes the end of a sequence.
+
+        Raises:
+            MissingTokensError: fewer than `num_tokens` tokens have come.
+        """
+        record = self.sequences[index]
+        if record.finish_reason is not None or self.error is not None:
+            return
+        have = len(record.token_ids)
+        if num_tokens is not None and have < num_tokens:
+            raise MissingTokensError(f"sequence {index} ended at {num_tokens}, {have} have come")
+        delta = self._delta(index, have)
+        record.finish_reason = delta.finish_reason = reason
+        delta.stop_token_id = stop_token_id
+        delta.cumulative_logprob = cumulative_logprob
+        delta.times = times
+        self._close_one()
+
+    def fail(self, error: PagewireError) -> None:
+        """The request ended with an error; what came before it is still delivered."""
+        if not self.ended:
+            self.error = error
+            self._on_end()
+            self.wake()
+
+    def wake(self) -> None:
+        """Lets the consumer go on; called once a frame."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if self.progressed is not None:
+            self.progressed.set()
+
+    # -- for the consumer ------------------------------------------------------------------------
+
+    def mute(self, index: int, reason: FinishReason) -> None:
+        """The consumer needs no more of this sequence; what waits of it is dropped."""
+        record = self.sequences[index]
+        self._pending.pop(index, None)
+        if record.finish_reason is None:
+            record.finish_reason = reason
+            if self.error is None:
+                self._close_one()
+                self.wake()
+
+    def mute_all(self, reason: FinishReason) -> None:
+        """The consumer needs nothing more of the request."""
+        for index in range(len(self.sequences)):
+            self.mute(index, reason)
+
+    def restart(self) -> None:
+        """Forgets all that came: nothing of it has been delivered, and its seed is not known."""
+        count = len(self.sequences)
+        self.sequences = [SequenceRecord() for _ in range(count)]
+        self.num_tokens = 0
+        self._open = count
+        self._pending = {}
+        self._next_prompt_position = 1
+
+    async def take(self) -> list[TokenDelta]:
+        """All deltas since the last call, one a sequence; waits for the first. Empty at the end.
+
+        Raises:
+            PagewireError: the request failed; raised after what came before was taken.
+        """
+        while not self._pending:
+            if self.error is not None:
+                raise self.error
+            if self._open == 0:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        pending, self._pending = self._pending, {}
+        return list(pending.values())
+
+    def _close_one(self) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self._on_end()
+
+    def _delta(self, index: int, start: int) -> TokenDelta:
+        delta = self._pending.get(index)
+        if delta is None:
+            delta = TokenDelta(sequence_index=index, start=start, token_ids=[])
+            self._pending[index] = delta
+        return delta

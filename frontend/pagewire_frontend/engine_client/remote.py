@@ -1,0 +1,121 @@
+"""An engine in another process, reached by gRPC and the delta wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+from pagewire.errors import UnavailableError
+from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
+from pagewire_frontend.engine_client.failover import EngineLink
+from pagewire_frontend.engine_client.live_request import LiveRequest
+
+_ABORT_WAIT_S = 2.0
+
+
+class RemoteTokenStream:
+    """The tokens of one request in a remote engine. See `TokenStream`.
+
+    A stream that is dropped before its end aborts its request.
+    """
+
+    def __init__(self, link: EngineLink, live: LiveRequest) -> None:
+        self._link = link
+        self._live = live
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> AsyncIterator[list[TokenDelta]]:
+        return self
+
+    async def __anext__(self) -> list[TokenDelta]:
+        deltas = await self._live.mailbox.take()
+        if not deltas:
+            raise StopAsyncIteration
+        return deltas
+
+    async def finish_sequence(self, sequence_index: int) -> None:
+        """A stop string ended this sequence; no further delta of it is delivered."""
+        await _told(self._link.finish_sequence(self._live, sequence_index))
+
+    async def abort(self) -> None:
+        """Ends the request in the engine. Safe to call twice and after the end."""
+        await _told(self._link.abandon(self._live))
+
+    def __del__(self) -> None:
+        if not self._live.mailbox.ended and not self._loop.is_closed():
+            # The collector may run on any thread.
+            self._loop.call_soon_threadsafe(self._link.abandon, self._live)
+
+
+class RemoteEngineClient:
+    """Implements EngineClient over both wires.
+
+    Args:
+        target: HOST:PORT of the engine's control API.
+        failover_window_s: how long a request may be without an engine before it fails with
+            UnavailableError.
+    """
+
+    def __init__(self, target: str, *, failover_window_s: float = 120.0) -> None:
+        self._target = target
+        self._window_s = failover_window_s
+        self._link: EngineLink | None = None
+
+    async def start(self) -> None:
+        """Connects, and waits until the engine's model is known.
+
+        Raises:
+            UnavailableError: the engine can't be reached within the failover window.
+        """
+        if self._link is not None:
+            return
+        # Here and not earlier: the channel belongs to the running loop.
+        link = EngineLink(self._target, self._window_s)
+        try:
+            await link.start()
+        except BaseException:
+            await link.close()
+            raise
+        self._link = link
+
+    async def close(self) -> None:
+        """Aborts every live request and disconnects. Safe to call twice."""
+        if self._link is not None:
+            await self._link.close()
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What the engine serves; known after `start`."""
+        if self._link is None or self._link.model_info is None:
+            raise UnavailableError("the engine client is not started")
+        return self._link.model_info
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be served now."""
+        return self._link is not None and self._link.ready
+
+    async def fetch_tokenizer(self) -> Mapping[str, bytes]:
+        """The files that make the tokenizer; empty when the engine has none."""
+        return await self._started().control.tokenizer_files()
+
+    async def submit(self, request: EngineRequest) -> RemoteTokenStream:
+        """Hands a request over; returns once the engine has accepted it.
+
+        Raises:
+            InvalidArgumentError, AlreadyExistsError, ResourceExhaustedError: it was refused.
+            UnavailableError: no engine within the failover window.
+        """
+        link = self._started()
+        return RemoteTokenStream(link, await link.submit(request))
+
+    def _started(self) -> EngineLink:
+        if self._link is None:
+            raise UnavailableError("the engine client is not started")
+        return self._link
+
+
+async def _told(task: asyncio.Task[None] | None) -> None:
+    """Waits until the engine has been told, within bounds; the task goes on if we are cancelled."""
+    if task is not None:
+        await asyncio.wait((task,), timeout=_ABORT_WAIT_S)

@@ -1,0 +1,401 @@
+"""One session with an engine: the delta wire's frontend end.
+
+All of it runs in callbacks of the event loop that owns the socket, without awaits between reading
+a frame and having delivered it: no cancellation can fall in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import zmq
+
+from pagewire.errors import InternalError, PagewireError, error_from_code
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
+from pagewire.v1 import engine_pb2, sampling_pb2, token_deltas_pb2
+from pagewire_frontend.engine_client.control import TransportError
+from pagewire_frontend.engine_client.frame_order import FrameOrder, Verdict
+from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
+
+_logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 3.0
+SILENCE_S = 5.0
+STUCK_AFTER_S = 30.0
+# Half the engine's window: it never waits for an acknowledgement that waits for more frames.
+_ACK_EVERY = 4
+_ACK_DELAY_S = 0.01
+_COMPLAIN_INTERVAL_S = 0.2
+_WATCH_INTERVAL_S = 0.25
+_FRAMES_A_TURN = 64
+_RESEND_HELLO_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a connection ended.
+
+    Attributes:
+        reason: for the log.
+        on_purpose: the engine said goodbye because it stops: nobody's request is to blame.
+    """
+
+    reason: str
+    on_purpose: bool = False
+
+
+class WireSession:
+    """A session, which may outlive several connections.
+
+    Args:
+        attached: the engine's answer to Attach.
+        host: that the control channel reached, for endpoints of any host.
+        context: for the sockets.
+        on_failure: told the stream number and the error of a request that failed in the engine.
+
+    Attributes:
+        streams: where each live stream's tokens go, by stream number.
+        lost: done when the present connection has ended.
+    """
+
+    def __init__(
+        self,
+        attached: engine_pb2.AttachResponse,
+        host: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        on_failure: Callable[[int, PagewireError], None],
+    ) -> None:
+        self.session_id = attached.session_id
+        self.secret = attached.secret
+        self.epoch = attached.epoch
+        self.streams: dict[int, Mailbox] = {}
+        self.lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        self._host = host
+        self._on_failure = on_failure
+        self._numbers = itertools.count(1)
+        self._connections = itertools.count(1)
+        self._order = FrameOrder()
+        self._acknowledged = 0
+        self._heartbeat_s = attached.heartbeat_interval_ms / 1000
+        self._context = context
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._greeted: asyncio.Future[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._last_heard = 0.0
+        self._last_ack = 0.0
+        self._last_complaint = 0.0
+        self._stuck = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether Hello was answered and the connection has not ended since."""
+        return self._watcher is not None and not self.lost.done()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the engine reports a step without progress for a long time."""
+        return self._stuck
+
+    def give_up(self, reason: str) -> None:
+        """The engine has said elsewhere that this connection or session is not known to it."""
+        self._lose(Loss(reason))
+
+    def next_number(self) -> int:
+        """A stream number, never reused."""
+        return next(self._numbers)
+
+    # -- connections -----------------------------------------------------------------------------
+
+    async def connect(self, attached: engine_pb2.AttachResponse) -> None:
+        """Opens a connection, in the place of an earlier one, and says Hello.
+
+        Raises:
+            TransportError: Hello was not answered.
+        """
+        self.disconnect()
+        loop = asyncio.get_running_loop()
+        self.lost = loop.create_future()
+        self._greeted = loop.create_future()
+        self._last_heard = time.monotonic()
+        self._open_socket(attached)
+        try:
+            for _ in range(int(HELLO_TIMEOUT_S / _RESEND_HELLO_S)):
+                self._send_hello()
+                await asyncio.wait(
+                    (self._greeted, self.lost),
+                    timeout=_RESEND_HELLO_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if self._greeted.done() or self.lost.done():
+                    break
+            if not self._greeted.done() or self.lost.done():
+                reason = self.lost.result().reason if self.lost.done() else "no answer to Hello"
+                raise TransportError(f"the delta wire at {attached.stream_endpoint}: {reason}")
+        except BaseException:
+            self.disconnect()
+            raise
+        self._watcher = loop.create_task(self._watch(), name="delta-wire-watch")
+
+    def disconnect(self) -> None:
+        """Closes the connection; the streams stay. Safe to call twice."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self._lose(Loss("closed here"))
+        loop = asyncio.get_running_loop()
+        for socket in (self._monitor, self._socket):
+            if socket is not None:
+                loop.remove_reader(_descriptor(socket))
+        if self._socket is not None and self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=0)
+        self._socket = self._monitor = None
+
+    def _open_socket(self, attached: engine_pb2.AttachResponse) -> None:
+        endpoint = attached.stream_endpoint.replace("tcp://*:", f"tcp://{self._host}:")
+        socket = self._context.socket(zmq.DEALER)
+        # A fresh identity for each connection: the engine tells the old one from the new. A finite
+        # RCVHWM with heartbeats aborts this process on ipc (libzmq); the window bounds the queue.
+        number = next(self._connections)
+        socket.setsockopt(zmq.IDENTITY, f"{self.session_id}.{number}".encode())
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVBUF, 65536)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        if attached.HasField("curve_server_key"):
+            public, secret = zmq.curve_keypair()
+            socket.curve_publickey, socket.curve_secretkey = public, secret
+            socket.curve_serverkey = attached.curve_server_key
+        self._socket = socket
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.connect(endpoint)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(_descriptor(socket), self._on_readable)
+        loop.add_reader(_descriptor(self._monitor), self._on_monitor)
+
+    def _lose(self, loss: Loss) -> None:
+        if not self.lost.done():
+            self.lost.set_result(loss)
+
+    def _on_monitor(self) -> None:
+        if self._monitor is None:
+            return
+        try:
+            while True:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+                # libzmq would reconnect on its own, and lose frames in silence.
+                self._lose(Loss("the connection was cut"))
+        except zmq.Again:
+            pass
+
+    async def _watch(self) -> None:
+        """Notices silence, and sends signs of life."""
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            now = time.monotonic()
+            if now - before > 4 * _WATCH_INTERVAL_S:
+                # This process did not run: what was sent meanwhile waits in the socket.
+                self._last_heard = max(self._last_heard, now - SILENCE_S / 2)
+            before = now
+            self._on_readable()
+            if now - self._last_heard > SILENCE_S:
+                self._lose(Loss(f"the engine was silent for {SILENCE_S:.0f} s"))
+            if now - self._last_ack > self._heartbeat_s / 2:
+                self._send_ack()
+
+    # -- frames out ------------------------------------------------------------------------------
+
+    def _send(self, frame: token_deltas_pb2.FrontendFrame) -> None:
+        socket = self._socket
+        if socket is None:
+            return
+        try:
+            socket.send(frame.SerializeToString(), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._lose(Loss(f"sending failed: {error}"))
+            return
+        # A send can swallow the file descriptor's edge for a frame that came meanwhile.
+        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            asyncio.get_running_loop().call_soon(self._on_readable)
+
+    def _send_hello(self) -> None:
+        frame = token_deltas_pb2.FrontendFrame()
+        frame.hello.session_id = self.session_id
+        frame.hello.secret = self.secret
+        frame.hello.epoch = self.epoch
+        self._send(frame)
+
+    def _send_ack(self, *, rewind: bool = False) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        frame = token_deltas_pb2.FrontendFrame()
+        frame.ack.epoch = self.epoch
+        frame.ack.frame = self._acknowledged = self._order.acknowledgeable
+        frame.ack.rewind = rewind
+        self._last_ack = time.monotonic()
+        self._send(frame)
+
+    def _acknowledge_soon(self) -> None:
+        owed = self._order.acknowledgeable - self._acknowledged
+        if owed >= _ACK_EVERY:
+            self._send_ack()
+        elif owed > 0 and self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY_S, self._ack_late)
+
+    def _ack_late(self) -> None:
+        self._ack_timer = None
+        self._send_ack()
+
+    # -- frames in -------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        for _ in range(_FRAMES_A_TURN):
+            if self._socket is None:
+                return
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            except zmq.ZMQError as error:
+                self._lose(Loss(f"receiving failed: {error}"))
+                return
+            self._take(data)
+        else:
+            asyncio.get_running_loop().call_soon(self._on_readable)
+        self._acknowledge_soon()
+
+    def _take(self, data: bytes) -> None:
+        frame = token_deltas_pb2.EngineFrame()
+        try:
+            frame.ParseFromString(data)
+        except Exception:
+            _logger.warning("ignored %d bytes on the delta wire that are no frame", len(data))
+            return
+        kind = frame.WhichOneof("frame")
+        if kind is None or getattr(frame, kind).epoch != self.epoch:
+            return
+        self._last_heard = time.monotonic()
+        if kind == "deltas":
+            self._take_deltas(frame.deltas)
+        elif kind == "heartbeat":
+            beat = frame.heartbeat
+            self._stuck = beat.busy and beat.step_age_ms > STUCK_AFTER_S * 1000
+        elif kind == "hello_reply":
+            if self._greeted is not None and not self._greeted.done():
+                self._greeted.set_result(None)
+        else:
+            on_purpose = frame.goodbye.reason == "the engine stops"
+            self._lose(Loss(f"goodbye: {frame.goodbye.reason}", on_purpose))
+
+    def _take_deltas(self, deltas: token_deltas_pb2.StepDeltas) -> None:
+        verdict = self._order.admit(deltas.frame, deltas.base_frame)
+        if verdict is Verdict.ACCEPT:
+            deliver(deltas, self.streams, self._on_failure)
+        elif verdict is Verdict.GAP:
+            now = time.monotonic()
+            if now - self._last_complaint > _COMPLAIN_INTERVAL_S:
+                self._last_complaint = now
+                self._send_ack(rewind=True)
+
+
+def deliver(
+    deltas: token_deltas_pb2.StepDeltas,
+    streams: dict[int, Mailbox],
+    on_failure: Callable[[int, PagewireError], None],
+) -> None:
+    """Puts an accepted frame's content into the mailboxes, and wakes each once.
+
+    Streams that are not known have ended here; what still comes of them is dropped.
+    """
+    touched: dict[int, Mailbox] = {}
+    logprobs = {
+        (entry.stream, entry.sequence, entry.start): _positions(entry.positions)
+        for entry in deltas.logprobs
+    }
+    tokens = list(deltas.token_id)
+    sequences: Iterable[int] = deltas.sequence or itertools.repeat(0)
+    offset = 0
+    for number, sequence, start, count in zip(
+        deltas.stream, sequences, deltas.start, deltas.count, strict=False
+    ):
+        mailbox = streams.get(number)
+        if mailbox is not None:
+            touched[number] = mailbox
+            run = tokens[offset : offset + count]
+            try:
+                if logprobs:
+                    positions = logprobs.get((number, sequence, start), ())
+                    mailbox.add_tokens(sequence, start, run, positions)
+                else:
+                    mailbox.add_tokens(sequence, start, run)
+            except (MissingTokensError, IndexError) as error:
+                on_failure(number, InternalError(f"the delta wire lost tokens: {error}"))
+        offset += count
+    for prompt in deltas.prompt_logprobs:
+        mailbox = streams.get(prompt.stream)
+        if mailbox is not None:
+            touched[prompt.stream] = mailbox
+            try:
+                mailbox.add_prompt_logprobs(prompt.start, _positions(prompt.positions))
+            except MissingTokensError as error:
+                on_failure(prompt.stream, InternalError(f"the delta wire lost some: {error}"))
+    for end in deltas.finished:
+        mailbox = streams.get(end.stream)
+        if mailbox is not None:
+            touched[end.stream] = mailbox
+            try:
+                _finish(mailbox, end)
+            except (MissingTokensError, IndexError) as error:
+                on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
+    for mailbox in touched.values():
+        mailbox.wake()
+    for failed in deltas.failed:
+        if failed.stream in streams:
+            on_failure(failed.stream, error_from_code(failed.code, failed.message, failed.field))
+
+
+def _finish(mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished) -> None:
+    times = end.times
+    mailbox.finish(
+        end.sequence,
+        FinishReason(end.reason),
+        stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
+        num_tokens=end.num_tokens,
+        cumulative_logprob=end.cumulative_logprob,
+        times=RequestTimes(
+            queue_s=times.queue_s,
+            prefill_s=times.prefill_s,
+            decode_s=times.decode_s,
+            cached_tokens=times.cached_tokens,
+            preemptions=times.preemptions,
+        ),
+    )
+
+
+def _positions(messages: Iterable[sampling_pb2.PositionLogprobs]) -> list[PositionLogprobs]:
+    return [
+        PositionLogprobs(_token(message.token), [_token(token) for token in message.top])
+        for message in messages
+    ]
+
+
+def _token(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.rank)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))
