@@ -105,8 +105,7 @@ def test_an_answer_is_streamed_with_the_settings_of_the_page(
     page.reload()
     expect(page.locator("#head")).to_contain_text("fake-model", timeout=20_000)
     page.locator("#system-prompt textarea").fill("Be brief.")
-    page.locator("#seed input").fill("17")
-    page.locator("#seed input").press("Tab")
+    page.locator("#seed textarea").fill("17")
     send(page, "hello there")
     expect(answer(page)).to_contain_text("You said: hello there", timeout=20_000)
     status = page.locator("#status")
@@ -129,8 +128,22 @@ def test_an_answer_is_streamed_with_the_settings_of_the_page(
         "assistant",
         "user",
     ]
+    page.locator("#seed textarea").fill("seven")
+    send(page, "never sent")
+    expect(page.get_by_role("alert")).to_contain_text("Seed must be a whole number")
+    assert len(frontend.requests) == 2
     assert frontend.requests[-1].messages[2].content[0].text.strip() == "You said: hello there"
     assert asked_hosts <= {"127.0.0.1", ""}  # nothing from any other host
+
+
+def test_empty_boxes_leave_the_choice_to_the_server(page: Page, frontend: FakeInference) -> None:
+    page.locator("#max-tokens textarea").fill("")
+    send(page, "hello")
+    expect(answer(page)).to_contain_text("You said: hello", timeout=20_000)
+    params = frontend.requests[-1].sampling_params
+    assert not params.HasField("max_tokens")
+    assert not params.HasField("seed")
+    assert [message.role for message in frontend.requests[-1].messages] == ["user"]
 
 
 def test_stop_cancels_the_call(page: Page, frontend: FakeInference) -> None:

@@ -14,26 +14,43 @@ from pagewire_ui.chat_client import ChatClient, ChatProgress, ChatSettings
 Message = dict[str, Any]
 
 # System fonts: the page must not ask anything of any other host.
-_THEME = gr.themes.Soft(
+_THEME = gr.themes.Default(
     primary_hue="indigo",
     neutral_hue="slate",
     radius_size="lg",
     font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
     font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+).set(
+    block_border_width="0px",
+    block_shadow="none",
+    block_background_fill="transparent",
+    block_background_fill_dark="transparent",
+    body_background_fill="#ffffff",
 )
 _CSS = """
 .gradio-container { max-width: none !important; }
-#conversation { border: none; box-shadow: none; background: transparent; }
+#conversation { border-width: 0 !important; }
+#conversation .bubble-wrap { max-width: 56rem; margin: 0 auto; width: 100%; }
+#conversation .placeholder { text-align: center; }
+#status, #message { max-width: 56rem; margin: 0 auto; width: 100%; }
+.sidebar .form { background: transparent; border: none; box-shadow: none; }
+.sidebar input[type="text"], .sidebar textarea, .sidebar input[type="number"] {
+  border: 1px solid var(--border-color-primary); }
 #head h1 { margin: 0 0 .1rem; font-size: 1.35rem; }
 #head p { margin: 0; color: var(--body-text-color-subdued); }
 #status { min-height: 1.5rem; font-size: .85rem; color: var(--body-text-color-subdued); }
 #status .problem { color: var(--error-text-color); background: var(--error-background-fill);
   border: 1px solid var(--error-border-color); border-radius: var(--radius-md);
   padding: .5rem .75rem; }
+#message { border: 1px solid var(--border-color-primary); border-radius: var(--radius-xl);
+  padding: .35rem .35rem .35rem .6rem; box-shadow: 0 1px 4px rgb(0 0 0 / 6%); }
+#message textarea { border: none; box-shadow: none; background: transparent; }
 """
-_PLACEHOLDER = (
-    "### How can I help?\nYour messages go to the model on this server, and nowhere else."
-)
+# On a phone the controls would cover the conversation.
+_CLOSE_CONTROLS_ON_A_PHONE = """() => {
+  if (window.innerWidth < 768) document.querySelector(".sidebar.open .toggle-button")?.click();
+}"""
+_PLACEHOLDER = "## How can I help?\nYour messages go to the model on this server, and nowhere else."
 _ENDINGS = {
     "stop": "",
     "length": "stopped at the token limit",
@@ -66,43 +83,22 @@ class ChatPage:
                     elem_id="system-prompt",
                 )
                 temperature = gr.Slider(
-                    0,
-                    2,
-                    value=0.7,
-                    step=0.05,
-                    label="Temperature",
-                    info="0 always takes the likeliest token.",
-                    elem_id="temperature",
+                    0, 2, value=0.7, step=0.05, label="Temperature", elem_id="temperature"
                 )
-                top_p = gr.Slider(
-                    0.05,
-                    1,
-                    value=0.95,
-                    step=0.05,
-                    label="Top p",
-                    info="Share of probability to sample from.",
-                    elem_id="top-p",
-                )
-                max_tokens = gr.Number(
+                top_p = gr.Slider(0.05, 1, value=0.95, step=0.05, label="Top p", elem_id="top-p")
+                # Text boxes, because an empty number box reads as 0.
+                max_tokens = gr.Textbox(
                     label="Max tokens",
-                    value=512,
-                    minimum=1,
-                    precision=0,
-                    info="Longest answer; empty: as long as the model can.",
+                    value="512",
+                    placeholder="as long as the model can",
                     elem_id="max-tokens",
                 )
-                seed = gr.Number(
-                    label="Seed",
-                    value=None,
-                    precision=0,
-                    info="The same seed repeats an answer; empty: a new one each time.",
-                    elem_id="seed",
-                )
+                seed = gr.Textbox(label="Seed", placeholder="a new one each time", elem_id="seed")
             chat = gr.Chatbot(
                 elem_id="conversation",
                 show_label=False,
                 layout="bubble",
-                height="calc(100vh - 190px)",
+                height="calc(100vh - 165px)",
                 placeholder=_PLACEHOLDER,
                 buttons=["copy"],
                 reasoning_tags=[("<think>", "</think>")],
@@ -136,6 +132,7 @@ class ChatPage:
             box.stop(self._stop, queue=False, **private)
             new_chat.click(self._new_chat, outputs=[chat, status], queue=False, **private)
             # Until the server answers; then the clock stops.
+            page.load(None, js=_CLOSE_CONTROLS_ON_A_PHONE, **private)
             page.load(self._look_for_model, outputs=[head, clock], queue=False, **private)
             clock.tick(self._look_for_model, outputs=[head, clock], queue=False, **private)
             page.unload(self._stop)
@@ -148,14 +145,24 @@ class ChatPage:
         system_prompt: str,
         temperature: float,
         top_p: float,
-        max_tokens: int | None,
-        seed: int | None,
+        max_tokens: str,
+        seed: str,
         request: gr.Request,
     ) -> AsyncIterator[tuple[Any, Any, Any]]:
         if not text.strip():
             yield gr.skip(), gr.skip(), gr.skip()
             return
-        settings = ChatSettings(system_prompt, temperature, top_p, max_tokens, seed)
+        try:
+            settings = ChatSettings(
+                system_prompt,
+                temperature,
+                top_p,
+                _whole_number("Max tokens", max_tokens),
+                _whole_number("Seed", seed),
+            )
+        except ValueError as error:
+            yield gr.skip(), gr.skip(), _problem(str(error))
+            return
         asked = [*history, {"role": "user", "content": text}]
         stop = self._running[request.session_hash or ""] = asyncio.Event()
         yield _busy_box(), [*asked, {"role": "assistant", "content": "…"}], _note("Thinking …")
@@ -187,6 +194,16 @@ class ChatPage:
     async def _look_for_model(self) -> tuple[str, gr.Timer]:
         name = await self._client.model_name()
         return _head(name), gr.Timer(active=name is None)
+
+
+def _whole_number(label: str, text: str) -> int | None:
+    """The number in a text box; None where it is empty."""
+    if not text.strip():
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{label} must be a whole number, or empty.") from None
 
 
 def _turns(messages: list[Message]) -> list[tuple[str, str]]:
