@@ -62,7 +62,7 @@ class GGUFSource:
         if permutes_heads(self._metadata, name):
             _store(self._unpermuted(name, tensor), place)
             return
-        rows = torch.atleast_2d(place)
+        rows = place.view(1, -1) if place.dim() == 1 else place
         for start, values in self._rows(tensor):
             _store(values, rows[start : start + len(values)])
 

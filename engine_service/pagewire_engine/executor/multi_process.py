@@ -1,0 +1,110 @@
+"""The worker in a process of its own, reached through a socket pair by plain data alone."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import orjson
+
+from pagewire.config import EngineConfig
+from pagewire.errors import PagewireError, UnavailableError, error_from_code
+from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
+from pagewire_engine.executor.plain_data import decode_info, decode_result, encode
+from pagewire_engine.model_files import ModelFiles
+from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+_EXIT_WAIT_S = 5.0
+
+
+class WorkerDiedError(UnavailableError):
+    """The worker's process is gone; the engine has to be started again."""
+
+
+class MultiProcessExecutor:
+    """Implements Executor with one spawned worker.
+
+    The child is a fresh interpreter: nothing is forked, and nothing is pickled.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelFiles) -> None:
+        """Starts the worker and waits until the model is loaded.
+
+        Raises:
+            PagewireError: the model, its files or the settings can't be served.
+            WorkerDiedError: the worker ended before it was ready.
+        """
+        self._connection, theirs = socket.socketpair()
+        module = "pagewire_engine.executor.worker_process"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        try:
+            setup = {"config": config.model_dump(mode="json"), "files": _files(model)}
+            self._info = decode_info(self._ask(FrameKind.INFO, encode(setup)))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def worker_pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def info(self) -> WorkerInfo:
+        return self._info
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return decode_result(self._ask(FrameKind.PLAN, encode(plan)))
+
+    def shutdown(self) -> None:
+        self._connection.close()
+        try:
+            self._process.wait(timeout=_EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("the worker did not end by itself; it is killed")
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, kind: FrameKind, data: bytes) -> bytes:
+        try:
+            send_frame(self._connection, kind, data)
+            answer_kind, answer = receive_frame(self._connection)
+        except (EOFError, OSError) as error:
+            raise WorkerDiedError(self._last_words()) from error
+        if answer_kind is FrameKind.ERROR:
+            raise _error(orjson.loads(answer))
+        return answer
+
+    def _last_words(self) -> str:
+        try:
+            code: int | None = self._process.wait(timeout=_EXIT_WAIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        how = f"ended with exit code {code}" if code is not None else "closed its connection"
+        if code is not None and code < 0:
+            how = f"was killed by signal {-code}"
+        return (
+            f"the worker process {how}; restart the engine (out of memory is the usual cause: "
+            "lower kv_cache_memory or max_num_batched_tokens)"
+        )
+
+
+def _files(model: ModelFiles) -> dict[str, Any]:
+    return {
+        "path": str(model.path),
+        "gguf": str(model.gguf) if model.gguf is not None else None,
+        "name": model.name,
+    }
+
+
+def _error(fields: dict[str, Any]) -> PagewireError:
+    return error_from_code(fields["code"], fields["message"], fields["field"])

@@ -1,0 +1,90 @@
+"""Plans and results as JSON: what crosses to a worker is data, never a pickled object."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+
+from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.step import (
+    NewSequence,
+    PromptLogprobsChunk,
+    SampledToken,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
+
+
+def encode(value: StepPlan | StepResult | WorkerInfo | dict[str, Any]) -> bytes:
+    """Any of the boundary's dataclasses. NaN becomes null, which `decode_result` knows."""
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+
+
+def decode_plan(data: bytes) -> StepPlan:
+    """The inverse of `encode` for a StepPlan."""
+    fields = orjson.loads(data)
+    return StepPlan(
+        step=fields["step"],
+        new_sequences=[_new_sequence(entry) for entry in fields["new_sequences"]],
+        scheduled=[
+            ScheduledSequence(**entry | {"sample_for": tuple(entry["sample_for"])})
+            for entry in fields["scheduled"]
+        ],
+        forgotten=fields["forgotten"],
+        block_copies=[(source, destination) for source, destination in fields["block_copies"]],
+    )
+
+
+def decode_result(data: bytes) -> StepResult:
+    """The inverse of `encode` for a StepResult."""
+    fields = orjson.loads(data)
+    return StepResult(
+        step=fields["step"],
+        sampled=[_sampled_token(entry) for entry in fields["sampled"]],
+        prompt_logprobs=[
+            PromptLogprobsChunk(
+                entry["sequence_id"],
+                entry["start"],
+                [_position(position) for position in entry["positions"]],
+            )
+            for entry in fields["prompt_logprobs"]
+        ],
+        failed=[(sequence_id, why) for sequence_id, why in fields["failed"]],
+    )
+
+
+def decode_info(data: bytes) -> WorkerInfo:
+    """The inverse of `encode` for a WorkerInfo."""
+    return WorkerInfo(**orjson.loads(data))
+
+
+def _new_sequence(entry: dict[str, Any]) -> NewSequence:
+    params = entry["sampling_params"]
+    params["logit_bias"] = {int(key): bias for key, bias in params["logit_bias"].items()}
+    return NewSequence(**entry | {"sampling_params": SamplingParams(**params)})
+
+
+def _sampled_token(entry: dict[str, Any]) -> SampledToken:
+    return SampledToken(
+        sequence_id=entry["sequence_id"],
+        token_id=entry["token_id"],
+        logprob=_number(entry["logprob"]),
+        logprobs=_position(entry["logprobs"]) if entry["logprobs"] is not None else None,
+    )
+
+
+def _position(entry: dict[str, Any]) -> PositionLogprobs:
+    return PositionLogprobs(_token(entry["token"]), [_token(token) for token in entry["top"]])
+
+
+def _token(entry: dict[str, Any]) -> TokenLogprob:
+    return TokenLogprob(entry["token_id"], _number(entry["logprob"]), entry["rank"])
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

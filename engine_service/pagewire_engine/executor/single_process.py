@@ -1,0 +1,33 @@
+"""The worker in this process: one device, no hand-over."""
+
+from __future__ import annotations
+
+from pagewire.config import EngineConfig
+from pagewire.errors import UnavailableError
+from pagewire_engine.model_files import ModelFiles
+from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
+from pagewire_engine.worker.worker import Worker
+
+
+class SingleProcessExecutor:
+    """Implements Executor by direct calls."""
+
+    def __init__(self, config: EngineConfig, model: ModelFiles) -> None:
+        """Loads the model.
+
+        Raises:
+            PagewireError: the model, its files or the settings can't be served.
+        """
+        self._worker: Worker | None = Worker(config, model)
+        self._info = self._worker.info()
+
+    def info(self) -> WorkerInfo:
+        return self._info
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._worker is None:
+            raise UnavailableError("the executor was shut down")
+        return self._worker.execute(plan)
+
+    def shutdown(self) -> None:
+        self._worker = None

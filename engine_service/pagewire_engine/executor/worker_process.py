@@ -1,0 +1,71 @@
+"""A worker on its own: `python -m pagewire_engine.executor.worker_process FD`, started by
+MultiProcessExecutor. It ends when its parent closes the socket, or dies."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pagewire.config import EngineConfig
+from pagewire.errors import ErrorCode, PagewireError
+from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
+from pagewire_engine.executor.plain_data import decode_plan, encode
+from pagewire_engine.model_files import ModelFiles
+from pagewire_engine.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Loads the model that the first frame names, then runs a plan at a time."""
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        try:
+            serve(connection)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def serve(connection: socket.socket) -> None:
+    """Answers frames until the other side closes."""
+    _, data = receive_frame(connection)
+    setup = orjson.loads(data)
+    logging.basicConfig(level=setup["config"]["log_level"].upper())
+    try:
+        worker = Worker(EngineConfig(**setup["config"]), _files(setup["files"]))
+    except Exception as error:
+        send_frame(connection, FrameKind.ERROR, encode(_describe(error)))
+        return
+    send_frame(connection, FrameKind.INFO, encode(worker.info()))
+    while True:
+        _, data = receive_frame(connection)
+        try:
+            result = encode(worker.execute(decode_plan(data)))
+        except Exception as error:
+            logger.exception("a step failed")
+            send_frame(connection, FrameKind.ERROR, encode(_describe(error)))
+        else:
+            send_frame(connection, FrameKind.RESULT, result)
+
+
+def _files(fields: dict[str, Any]) -> ModelFiles:
+    gguf = fields["gguf"]
+    return ModelFiles(Path(fields["path"]), Path(gguf) if gguf else None, fields["name"])
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    if isinstance(error, PagewireError):
+        return {"code": int(error.code), "message": error.message, "field": error.field}
+    return {
+        "code": int(ErrorCode.INTERNAL),
+        "message": f"{type(error).__name__}: {error}",
+        "field": "",
+    }
+
+
+if __name__ == "__main__":
+    main()

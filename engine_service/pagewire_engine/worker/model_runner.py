@@ -1,0 +1,119 @@
+"""Runs a step's plan: copies, forward pass, sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from pagewire_engine.models.base import CausalLM
+from pagewire_engine.models.layers import ForwardContext
+from pagewire_engine.step import (
+    PromptLogprobsChunk,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
+from pagewire_engine.worker.cache_engine import CacheEngine
+from pagewire_engine.worker.input_batch import InputBatch
+from pagewire_engine.worker.sampler import Sampler, SamplingRow, prompt_logprobs
+from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
+
+# Prompt logprobs need the logits of every row: so many at a time bound their memory.
+_LOGITS_ROWS = 64
+
+
+class ModelRunner:
+    """Owns the model, the sequences' state and the sampler; keys and values are the cache's."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        cache: CacheEngine,
+        backend: AttentionBackend,
+        *,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._backend = backend
+        self._batch = InputBatch(cache.block_size, device)
+        self._sampler = Sampler(vocab_size, eos_token_ids, device)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step; see Executor.execute for what an exception leaves behind."""
+        self._batch.apply(plan)
+        self._cache.copy_blocks(plan.block_copies)
+        if not plan.scheduled:
+            return StepResult(plan.step, [])
+        inputs = self._batch.build(plan.scheduled)
+        hidden = self._forward(inputs.token_ids, inputs.positions, inputs.metadata)
+        starts = inputs.metadata.host_query_start_locations
+        told = self._prompt_logprobs(plan, starts, hidden)
+        sampled, failed = self._sample(plan, starts, hidden)
+        for token in sampled:
+            self._batch[token.sequence_id].output_token_ids.append(token.token_id)
+        return StepResult(plan.step, sampled, told, failed)
+
+    def _forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        context = ForwardContext(
+            self._backend, metadata, self._cache.key_caches, self._cache.value_caches
+        )
+        hidden: torch.Tensor = self._model(token_ids, positions, context)
+        return hidden
+
+    def _sample(
+        self, plan: StepPlan, starts: list[int], hidden: torch.Tensor
+    ) -> tuple[list[SampledToken], list[tuple[int, str]]]:
+        """Tokens for each `sample_for`; the head sees no row that nobody samples from."""
+        rows: list[SamplingRow] = []
+        last_rows: list[int] = []
+        for index, part in enumerate(plan.scheduled):
+            if not part.sample_for:
+                continue
+            rows += [self._sampling_row(member, len(last_rows)) for member in part.sample_for]
+            last_rows.append(starts[index + 1] - 1)
+        if not rows:
+            return [], []
+        if len(last_rows) < len(hidden):
+            hidden = hidden[last_rows]
+        return self._sampler.sample(self._model.compute_logits(hidden), rows)
+
+    def _sampling_row(self, sequence_id: int, row: int) -> SamplingRow:
+        state = self._batch[sequence_id]
+        return SamplingRow(
+            sequence_id=sequence_id,
+            row=row,
+            sequence_index=state.new.sequence_index,
+            seed=state.new.seed,
+            params=state.new.sampling_params,
+            prompt_token_ids=state.new.prompt_token_ids,
+            output_token_ids=state.output_token_ids,
+        )
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, starts: list[int], hidden: torch.Tensor
+    ) -> list[PromptLogprobsChunk]:
+        told: list[PromptLogprobsChunk] = []
+        for index, part in enumerate(plan.scheduled):
+            state = self._batch[part.sequence_id]
+            num_top = state.new.sampling_params.prompt_logprobs
+            if num_top is None:
+                continue
+            prompt = state.new.prompt_token_ids
+            first = part.start + 1
+            next_ids = prompt[first : part.start + part.num_tokens + 1]
+            positions = []
+            for offset in range(0, len(next_ids), _LOGITS_ROWS):
+                ids = next_ids[offset : offset + _LOGITS_ROWS]
+                row = starts[index] + offset
+                logits = self._model.compute_logits(hidden[row : row + len(ids)])
+                positions += prompt_logprobs(logits, ids, num_top)
+            if positions:
+                told.append(PromptLogprobsChunk(part.sequence_id, first, positions))
+        return told
