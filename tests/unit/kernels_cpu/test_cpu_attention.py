@@ -1,0 +1,230 @@
+"""The C++ attention backend against the torch reference and against itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from pagewire_kernels import cpu
+from pagewire_kernels.attention import AttentionMetadata
+from pagewire_kernels.torch_attention import TorchAttention
+
+pytestmark = pytest.mark.usefixtures("built_kernels")
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.fixture
+def backend() -> cpu.CpuAttention:
+    return cpu.load_backend(torch.device("cpu"))
+
+
+@dataclass
+class Batch:
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    metadata: AttentionMetadata
+
+
+def make_batch(
+    decodes: list[int],
+    chunks: list[tuple[int, int]],
+    *,
+    num_heads: int = 9,
+    num_kv_heads: int = 3,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> Batch:
+    """Decodes by context length, chunks by (context length, new tokens); blocks in random order.
+
+    Slots that no sequence owns hold NaN: who reads them shows it.
+    """
+    random = np.random.default_rng(0)
+    contexts = decodes + [context for context, _ in chunks]
+    lengths = [1] * len(decodes) + [new for _, new in chunks]
+    blocks = [-(-context // block_size) for context in contexts]
+    order = random.permutation(sum(blocks) + 3)
+    tables = np.zeros((len(contexts), max(blocks)), np.int32)
+    slots: list[int] = []
+    owned: list[int] = []
+    used = 0
+    for s, (context, new) in enumerate(zip(contexts, lengths, strict=True)):
+        tables[s, : blocks[s]] = order[used : used + blocks[s]]
+        used += blocks[s]
+        places = [
+            int(tables[s, i // block_size]) * block_size + i % block_size for i in range(context)
+        ]
+        owned += places
+        slots += places[context - new :]
+    generator = torch.Generator().manual_seed(1)
+    shape = (sum(blocks) + 3, block_size, num_kv_heads, head_dim)
+    caches = []
+    for _ in range(2):
+        cache = torch.full(shape, torch.nan)
+        cache.flatten(0, 1)[owned] = torch.randn(
+            len(owned), num_kv_heads, head_dim, generator=generator
+        )
+        caches.append(cache.to(dtype))
+    # Rows strided as in a packed qkv projection.
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    packed = torch.randn(sum(lengths), width, generator=generator).to(dtype)
+    heads = packed.view(sum(lengths), -1, head_dim)
+    metadata = AttentionMetadata.from_host(
+        np.cumsum([0, *lengths]).astype(np.int32),
+        np.array(contexts, np.int32),
+        tables,
+        np.array(slots, np.int64),
+        len(decodes),
+    )
+    return Batch(
+        query=heads[:, :num_heads],
+        key=heads[:, num_heads : num_heads + num_kv_heads],
+        value=heads[:, num_heads + num_kv_heads :],
+        key_cache=caches[0],
+        value_cache=caches[1],
+        metadata=metadata,
+    )
+
+
+def attend(
+    backend: cpu.CpuAttention | TorchAttention, batch: Batch, window: int | None = None
+) -> torch.Tensor:
+    scale = batch.query.shape[-1] ** -0.5
+    return backend.paged_attention(
+        batch.query, batch.key_cache, batch.value_cache, batch.metadata, scale, window
+    )
+
+
+BATCHES = {
+    "one decode": ([1], []),
+    "decodes of many lengths": ([1, 15, 16, 17, 63, 64, 65, 200, 333], []),
+    "one prompt": ([], [(100, 100)]),
+    "a chunk of one token": ([], [(77, 1)]),
+    "chunks behind contexts": ([], [(130, 30), (64, 64), (257, 5)]),
+    "decodes and chunks": ([5, 70], [(40, 40), (90, 25)]),
+}
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+@pytest.mark.parametrize("window", [None, 1, 24, 1000])
+@pytest.mark.parametrize("name", BATCHES)
+def test_equals_the_reference(
+    backend: cpu.CpuAttention, name: str, window: int | None, dtype: torch.dtype
+) -> None:
+    batch = make_batch(*BATCHES[name], dtype=dtype)
+    got = attend(backend, batch, window)
+    expected = attend(TorchAttention(), batch, window)
+    assert got.dtype == dtype
+    assert got.is_contiguous()
+    torch.testing.assert_close(got, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 40, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (8, 2), (5, 1), (32, 4)])
+def test_equals_the_reference_for_any_head_layout(
+    backend: cpu.CpuAttention, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    batch = make_batch(
+        [19, 70],
+        [(33, 33), (90, 21)],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+    )
+    torch.testing.assert_close(
+        attend(backend, batch), attend(TorchAttention(), batch), atol=2e-6, rtol=2e-6
+    )
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8, 32, 100, 256])
+def test_equals_the_reference_for_any_block_size(
+    backend: cpu.CpuAttention, block_size: int
+) -> None:
+    batch = make_batch([1, 150], [(131, 70)], block_size=block_size)
+    torch.testing.assert_close(
+        attend(backend, batch, 60), attend(TorchAttention(), batch, 60), atol=2e-6, rtol=2e-6
+    )
+
+
+def test_large_scores_do_not_overflow(backend: cpu.CpuAttention) -> None:
+    batch = make_batch([200], [(150, 80)])
+    batch.query.mul_(300.0)
+    got = attend(backend, batch)
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got, attend(TorchAttention(), batch), atol=2e-4, rtol=2e-4)
+
+
+def _rows(batch: Batch, first: int, last: int, decodes: int, sequence: int, context: int) -> Batch:
+    """The rows [first, last) of one sequence as a batch of their own."""
+    old = batch.metadata
+    metadata = AttentionMetadata.from_host(
+        np.array([0, last - first], np.int32),
+        np.array([context], np.int32),
+        old.block_tables[sequence : sequence + 1].numpy().copy(),
+        old.slot_mapping[first:last].numpy().copy(),
+        decodes,
+    )
+    return Batch(
+        batch.query[first:last],
+        batch.key[first:last],
+        batch.value[first:last],
+        batch.key_cache,
+        batch.value_cache,
+        metadata,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_same_bits_alone_in_a_batch_and_in_chunks(backend: cpu.CpuAttention, threads: int) -> None:
+    batch = make_batch([1, 70, 200, 33, 64, 90, 5, 129, 256], [(150, 150), (300, 40)])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = attend(backend, batch)
+        for s, context in enumerate(batch.metadata.host_context_lengths[:9]):
+            assert torch.equal(
+                attend(backend, _rows(batch, s, s + 1, 1, s, context)), together[s : s + 1]
+            )
+        for first, last in [(0, 150), (0, 7), (7, 64), (64, 65), (65, 150)]:
+            part = _rows(batch, 9 + first, 9 + last, 0, 9, last)
+            assert torch.equal(attend(backend, part), together[9 + first : 9 + last])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_writes_strided_rows_to_their_slots(backend: cpu.CpuAttention, dtype: torch.dtype) -> None:
+    batch = make_batch([20, 3], [(50, 30)], dtype=dtype)
+    caches = [batch.key_cache.clone(), batch.value_cache.clone()]
+    TorchAttention().write_kv(batch.key, batch.value, *caches, batch.metadata.slot_mapping)
+    backend.write_kv(
+        batch.key, batch.value, batch.key_cache, batch.value_cache, batch.metadata.slot_mapping
+    )
+    for got, expected in zip((batch.key_cache, batch.value_cache), caches, strict=True):
+        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_one_thread_pool_serves_torch_and_the_kernels(backend: cpu.CpuAttention) -> None:
+    """Two OpenMP runtimes in a process would spin against each other."""
+    attend(backend, make_batch([20] * 8, []))
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split()[-1] for line in maps if "libgomp" in line}
+    assert len(runtimes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "message"),
+    [(12, torch.float32, "head size divisible by 8"), (8, torch.float64, "float32, bfloat16")],
+)
+def test_what_the_kernels_do_not_read_is_refused(
+    backend: cpu.CpuAttention, head_dim: int, dtype: torch.dtype, message: str
+) -> None:
+    batch = make_batch([20], [], head_dim=head_dim, dtype=dtype)
+    with pytest.raises(ValueError, match=message):
+        attend(backend, batch)

@@ -1,0 +1,85 @@
+"""Building the C++ kernels, and what happens where they are missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire_kernels import build, cpu
+from pagewire_kernels.attention import BackendUnavailableError, load_attention_backend
+from pagewire_kernels.sampling import TorchChooser, load_token_chooser
+
+
+@pytest.fixture
+def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cpu.load_library.cache_clear()
+    yield tmp_path
+    cpu.load_library.cache_clear()
+
+
+def test_missing_kernels_asked_for_by_name_say_how_to_build_them(nothing_built: Path) -> None:
+    with pytest.raises(BackendUnavailableError, match=r"python -m pagewire_kernels\.build"):
+        load_attention_backend("cpu", "cpu")
+
+
+def test_missing_kernels_leave_auto_to_torch_and_build_nothing(nothing_built: Path) -> None:
+    assert load_attention_backend("auto", "cpu").name == "torch"
+    assert isinstance(load_token_chooser("cpu"), TorchChooser)
+    assert not list(nothing_built.rglob("*.so"))
+
+
+@pytest.mark.usefixtures("built_kernels")
+def test_built_kernels_are_what_auto_takes() -> None:
+    assert load_attention_backend("auto", "cpu").name == "cpu"
+    assert isinstance(load_token_chooser("cpu"), cpu.CpuChooser)
+
+
+@pytest.mark.usefixtures("built_kernels")
+def test_a_second_build_finds_the_first() -> None:
+    path = build.library_path()
+    modified = path.stat().st_mtime_ns
+    assert build.build() == path
+    assert path.stat().st_mtime_ns == modified
+
+
+def test_the_cpu_backend_refuses_other_devices() -> None:
+    with pytest.raises(BackendUnavailableError, match="--attention-backend torch"):
+        cpu.load_backend(torch.device("cuda"))
+
+
+def test_a_compiler_that_is_not_there_is_named(
+    nothing_built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.KernelBuildError, match="CXX"):
+        build.build()
+
+
+def test_a_failing_compiler_is_quoted_and_leaves_nothing_behind(
+    nothing_built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = nothing_built / "broken-compiler"
+    compiler.write_text("#!/bin/sh\necho 'vec.h:1: no such intrinsic' >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.KernelBuildError, match=r"exit code 3[\s\S]*no such intrinsic"):
+        build.build()
+    assert not list(nothing_built.rglob("*.so"))
+
+
+def test_the_command_line_reports_failure(nothing_built: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pagewire_kernels.build"],
+        env={"CXX": "no-such-compiler", "HOME": str(nothing_built), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "no C++ compiler was found" in result.stderr
