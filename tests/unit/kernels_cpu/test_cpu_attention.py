@@ -201,8 +201,9 @@ def test_same_bits_alone_in_a_batch_and_in_chunks(backend: cpu.CpuAttention, thr
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 def test_writes_strided_rows_to_their_slots(backend: cpu.CpuAttention, dtype: torch.dtype) -> None:
     batch = make_batch([20, 3], [(50, 30)], dtype=dtype)
-    caches = [batch.key_cache.clone(), batch.value_cache.clone()]
-    TorchAttention().write_kv(batch.key, batch.value, *caches, batch.metadata.slot_mapping)
+    caches = (batch.key_cache.clone(), batch.value_cache.clone())
+    slots = batch.metadata.slot_mapping
+    TorchAttention().write_kv(batch.key, batch.value, caches[0], caches[1], slots)
     backend.write_kv(
         batch.key, batch.value, batch.key_cache, batch.value_cache, batch.metadata.slot_mapping
     )

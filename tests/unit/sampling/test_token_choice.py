@@ -52,7 +52,9 @@ def parameters(num_rows: int, vocab_size: int, **values: object) -> RowParameter
     )
 
 
-def make_logits(seed: int, num_rows: int, vocab_size: int, *, ties: bool, removed: bool):
+def make_logits(
+    seed: int, num_rows: int, vocab_size: int, *, ties: bool, removed: bool
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_rows, vocab_size, generator=generator) * 4
     if ties:
