@@ -1,10 +1,92 @@
-# Everyday commands. `make serve` and `make test` work on a fresh machine with Python 3.11 or newer.
-PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
-PROTOS := $(wildcard protos/pagewire/v1/*.proto)
+# Everyday commands. `make serve` and `make test` work on a fresh machine with Python 3.11 to 3.13.
+#
+#   PYTHON    the Python that .venv is made with
+#   ARGS      passed on: make serve ARGS="--model DIR --http-port 9000", make test ARGS="-k stop"
+#   PIP_ARGS  passed to pip: an index of CPU builds of torch, a mirror
+PYTHON   ?= python3
+VENV     ?= .venv
+ARGS     ?=
+PIP_ARGS ?=
 
-.PHONY: protos
-protos: $(VENV)/.installed ## Regenerate the Python code beside the .proto files.
-	cd protos && ../$(BIN)/python -m grpc_tools.protoc -I. -I$$(../$(BIN)/python -c 'import grpc_tools,os;print(os.path.join(os.path.dirname(grpc_tools.__file__),"_proto"))') \
-	  --python_out=. --pyi_out=. --grpc_python_out=. pagewire/v1/*.proto
+BIN         := $(VENV)/bin
+BUF_VERSION := 1.75.0
+BUF         := $(VENV)/buf/node_modules/.bin/buf
+PIP         := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+# A machine with an NVIDIA GPU gets the newest torch that pyproject.toml allows, with CUDA; any other
+# the version that CI tests.
+TORCH_PIN   := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || echo cpu)
+CONSTRAINTS := $(VENV)/constraints.txt
+DEVELOPER   := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup dev serve test lint format protos bench wheel clean distclean
+.DELETE_ON_ERROR:
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed $(VENV)/.kernels ## Make .venv with everything that serving needs.
+
+serve: setup ## Serve the embedded model (or ARGS="--model ...") with APIs and chat page.
+	@exec $(BIN)/pagewire serve $(ARGS)
+
+test: dev ## Run the tests (ARGS="tests/unit -k name" for some of them).
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: dev $(BUF) ## Check style, types, import rules, and that generated code is up to date.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd protos && ../$(BUF) lint
+	$(BIN)/python protos/generate.py --check
+
+format: dev ## Format the code and sort imports.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: dev ## Regenerate the Python code beside the .proto files.
+	$(BIN)/python protos/generate.py
+
+bench: dev ## Measure throughput and the wires on this machine.
+	$(BIN)/python tests/bench/throughput.py $(ARGS)
+	$(BIN)/python tests/bench/wire.py $(ARGS)
+
+wheel: dev ## Build dist/pagewire-*.whl.
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## Remove caches and build outputs; .venv and downloaded models stay.
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv too.
+	rm -rf $(VENV)
+
+dev: setup $(DEVELOPER)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "pagewire needs Python 3.11, 3.12 or 3.13; name one: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade "pip>=24"
+
+$(CONSTRAINTS): constraints-cpu.txt | $(BIN)/python
+	$(if $(TORCH_PIN),cp $< $@,grep -v '^torch==' $< > $@)
+
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "Installing pagewire into $(VENV) ($(if $(TORCH_PIN),CPU,CUDA) torch; some minutes the first time) ..."
+	$(PIP) -c $(CONSTRAINTS) -e '.[engine,ui]'
+	@touch $@
+
+$(DEVELOPER): $(VENV)/.installed
+	$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+# Without a compiler the plain-torch kernels serve; a failed build says why.
+$(VENV)/.kernels: $(VENV)/.installed $(wildcard kernels/pagewire_kernels/csrc/*) kernels/pagewire_kernels/build.py
+	@$(BIN)/python -m pagewire_kernels.build || echo "Going on with the kernels of plain torch, which are slower."
+	@touch $@
+
+$(BUF): | $(BIN)/python
+	@command -v npm >/dev/null || { echo "make lint needs npm (for buf, which checks the .proto files)" >&2; exit 1; }
+	npm install --silent --no-fund --no-audit --prefix $(VENV)/buf @bufbuild/buf@$(BUF_VERSION)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 
 PROBE_TIMEOUT_S = 5.0
+ENGINE_SERVICE = "pagewire.v1.Engine"
 INFERENCE_SERVICE = "pagewire.v1.Inference"
 
 # Loopback: no proxy, and no long pauses between attempts while a child is starting.

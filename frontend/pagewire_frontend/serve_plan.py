@@ -22,7 +22,7 @@ from pagewire.settings import (
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.model_download import MODEL_NAME
 from pagewire_frontend.ports import LOOPBACK, addresses_of, choose_ports, free_port
-from pagewire_frontend.probes import INFERENCE_SERVICE, GrpcProbe, http_answers
+from pagewire_frontend.probes import ENGINE_SERVICE, INFERENCE_SERVICE, GrpcProbe, http_answers
 from pagewire_frontend.serve_settings import (
     ENGINE_INTERNALS,
     FRONTEND_INTERNALS,
@@ -110,7 +110,7 @@ def make_services(plan: ServePlan) -> list[Service]:
             name="engine",
             command=_module("pagewire_engine.cli", settings_to_argv(plan.engine)),
             environment=_environment(secrets_to_environment(plan.engine)),
-            is_ready=engine_probe.is_serving,
+            is_ready=lambda: engine_probe.is_serving(ENGINE_SERVICE),
             stalled_s=engine_probe.engine_stalled_s,
             stall_timeout_s=plan.engine_stall_timeout,
         ),
