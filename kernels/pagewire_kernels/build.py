@@ -108,8 +108,9 @@ def main() -> int:
 
 
 def _cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "pagewire" / "kernels"
+    own = os.environ.get("PAGEWIRE_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path(own) if own else base / "pagewire") / "kernels"
 
 
 def _processor() -> str:

@@ -65,7 +65,7 @@ class CpuAttention:
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         _, num_heads, head_dim = query.shape
         _, block_size, num_kv_heads, _ = key_cache.shape
-        _check(query, key_cache, value_cache)
+        _check(query, key_cache, value_cache, metadata.block_tables)
         self._paged_attention(
             _DTYPES[query.dtype],
             query.data_ptr(),
@@ -169,7 +169,12 @@ def load_library() -> ctypes.CDLL:
     return library
 
 
-def _check(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+def _check(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+) -> None:
     """The C++ side trusts its pointers: what it can't read is refused here.
 
     Raises:
@@ -188,5 +193,5 @@ def _check(query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tens
         )
     if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
         raise ValueError("the cpu attention backend reads contiguous caches only")
-    if query.stride()[1:] != (head_dim, 1):
-        raise ValueError("the last two dimensions of the query must be contiguous")
+    if query.stride()[1:] != (head_dim, 1) or block_tables.stride(1) != 1:
+        raise ValueError("a token's heads and a sequence's block table must be contiguous")

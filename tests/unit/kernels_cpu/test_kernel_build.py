@@ -17,7 +17,7 @@ from pagewire_kernels.sampling import TorchChooser, load_token_chooser
 
 @pytest.fixture
 def nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PAGEWIRE_CACHE", str(tmp_path))
     cpu.load_library.cache_clear()
     yield tmp_path
     cpu.load_library.cache_clear()
