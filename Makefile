@@ -11,7 +11,7 @@ PIP_ARGS ?=
 BIN         := $(VENV)/bin
 BUF_VERSION := 1.75.0
 BUF         := $(VENV)/buf/node_modules/.bin/buf
-PIP         := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+PIP         := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 # A machine with an NVIDIA GPU gets the newest torch that pyproject.toml allows, with CUDA; any other
 # the version that CI tests.
 TORCH_PIN   := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || echo cpu)

@@ -68,7 +68,7 @@ class PageServer:
         server = _Server(
             uvicorn.Config(
                 make_app(client),
-                log_level=self._config.log_level,
+                log_level="info" if self._config.log_level == "debug" else "warning",
                 access_log=self._config.log_level == "debug",
                 # Browsers hold event streams open for as long as the page is shown.
                 timeout_graceful_shutdown=1,

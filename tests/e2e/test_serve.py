@@ -1,0 +1,178 @@
+"""`pagewire serve` with a real model: ready, answering, over a killed engine, to a clean end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from tests.e2e.serve_process import ServeProcess
+
+ENGINE = "pagewire_engine.cli"
+SERVICES = {ENGINE, "pagewire_frontend.frontend_cli", "pagewire_ui.cli"}
+
+
+class Served:
+    """A running `pagewire serve` and where its parts answer."""
+
+    def __init__(self, process: ServeProcess) -> None:
+        self.process = process
+        line = process.wait_for("pagewire is ready")
+        addresses = re.fullmatch(
+            r"pagewire is ready: OpenAI API (http://localhost:\d+)/v1, gRPC (localhost:\d+), "
+            r"chat page (http://localhost:\d+)",
+            line,
+        )
+        assert addresses is not None, line
+        self.http, self.grpc, self.page = addresses.groups()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            self.http + path,
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=120)
+
+    def chat(self, text: str, **fields: Any) -> dict[str, Any]:
+        body = {"model": "small", "messages": [{"role": "user", "content": text}], **fields}
+        with self.post("/v1/chat/completions", body) as answer:
+            return dict(json.load(answer))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Served]:
+    # A setting from each source: the file, the environment and a flag.
+    folder = tmp_path_factory.mktemp("serve")
+    (folder / "settings.yaml").write_text(
+        f"model: {smollm2_path}\nserved-model-name: from-yaml\nmax-model-len: 1024\n"
+        "kv-cache-memory: 100000000\n"
+    )
+    flags = ["--config", "settings.yaml", "--http-port=0", "--grpc-port=0", _free_ui_port()]
+    with ServeProcess(flags, cwd=folder, env={"PAGEWIRE_SERVED_MODEL_NAME": "small"}) as process:
+        yield Served(process)
+
+
+def _free_ui_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"--ui-port={probe.getsockname()[1]}"
+
+
+def test_all_that_the_ready_line_names_answers(served: Served) -> None:
+    answer = served.chat("What is the capital of France?", temperature=0, max_tokens=16)
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+    with urllib.request.urlopen(served.page, timeout=20) as page:
+        assert "pagewire chat" in page.read().decode()
+    with grpc.insecure_channel(served.grpc) as channel:
+        models = inference_pb2_grpc.InferenceStub(channel).ListModels(
+            inference_pb2.ListModelsRequest(), timeout=20
+        )
+    # The environment wins over the file; what only the file says holds too.
+    assert [(model.id, model.max_model_len) for model in models.models] == [("small", 1024)]
+
+
+def test_a_stream_goes_on_over_a_killed_engine(served: Served) -> None:
+    question = {"temperature": 0, "max_tokens": 96, "ignore_eos": True}
+    undisturbed = served.chat("Tell me a story about a lighthouse.", **question)
+    body = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],
+        "stream": True,
+        **question,
+    }
+    pieces: list[str] = []
+    killed: psutil.Process | None = None
+    with served.post("/v1/chat/completions", body) as stream:
+        for line in stream:
+            if not line.startswith(b"data: {"):
+                continue
+            choices = json.loads(line[6:])["choices"]
+            pieces += [choice["delta"].get("content") or "" for choice in choices]
+            if killed is None and len("".join(pieces)) > 60:
+                killed = served.process.children()[ENGINE]
+                killed.kill()
+    assert killed is not None
+    assert "".join(pieces) == undisturbed["choices"][0]["message"]["content"]
+    served.process.wait_for(f"engine (pid {killed.pid}) was killed by SIGKILL; restart in")
+    served.process.wait_for("engine is ready again after")
+    assert served.process.children().keys() == SERVICES
+    assert served.process.output.count("pagewire is ready") == 1
+
+
+def test_sigterm_ends_everything_with_status_0(
+    tmp_path: Path, smollm2_path: Path, free_port: Callable[[], int]
+) -> None:
+    ports = [f"--http-port={free_port()}", f"--grpc-port={free_port()}", "--ui-port=0"]
+    with ServeProcess([str(smollm2_path), *ports], cwd=tmp_path) as process:
+        line = process.wait_for("pagewire is ready")
+        assert "chat page" not in line
+        services = process.children()
+        assert services.keys() == SERVICES - {"pagewire_ui.cli"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+        assert not any(_is_alive(service) for service in services.values())
+        assert "Traceback" not in process.output
+
+
+def test_a_killed_supervisor_leaves_no_orphans(
+    tmp_path: Path, smollm2_path: Path, free_port: Callable[[], int]
+) -> None:
+    ports = [f"--http-port={free_port()}", f"--grpc-port={free_port()}", "--ui-port=0"]
+    with ServeProcess([str(smollm2_path), *ports], cwd=tmp_path) as process:
+        process.wait_for("| loading")
+        services = list(process.children().values())
+        assert services
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 10
+        while any(_is_alive(service) for service in services) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not any(_is_alive(service) for service in services)
+
+
+def test_an_unknown_model_ends_with_the_engines_own_error(tmp_path: Path) -> None:
+    flags = ["--model", str(tmp_path / "no-such-model"), "--http-port=0", "--grpc-port=0"]
+    with ServeProcess([*flags, "--ui-port=0"], cwd=tmp_path) as process:
+        assert process.wait() in (1, 2)
+        report = process.output[process.output.index("pagewire serve: error: engine ended with") :]
+        assert "no-such-model" in report
+        assert "restart in" not in process.output
+
+
+@pytest.mark.parametrize("setting", ["http-port", "grpc-port", "ui-port"])
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, setting: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        flags = {"http-port": 0, "grpc-port": 0, "ui-port": 0, setting: port}
+        begun = time.monotonic()
+        with ServeProcess(
+            [f"--{name}={value}" for name, value in flags.items()], cwd=tmp_path
+        ) as it:
+            assert it.wait() == 2
+        assert f"pagewire serve: error: --{setting}: port {port} is in use" in it.output
+        assert time.monotonic() - begun < 15
+        assert " | " not in it.output
+
+
+def test_a_mistaken_flag_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with ServeProcess(["--max-model-length=5"], cwd=tmp_path) as process:
+        assert process.wait() == 2
+    assert "there is no flag --max-model-length; did you mean --max-model-len?" in process.output
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
