@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for callers that have none, or one that is busy (Jupyter)."""
+"""An event loop on a thread of its own, for callers that have none or a busy one (Jupyter)."""
 
 from __future__ import annotations
 

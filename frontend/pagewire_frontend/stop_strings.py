@@ -12,13 +12,16 @@ class StopStrings:
     longest. So the result does not depend on how the text is cut into pieces.
     """
 
-    __slots__ = ("_held", "_include", "_longest", "_prefixes", "_stops")
+    __slots__ = ("_held", "_include", "_prefixes_by_end", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stops))
         self._include = include_in_output
-        self._longest = max(map(len, self._stops), default=0)
-        self._prefixes = frozenset(stop[:n] for stop in self._stops for n in range(1, len(stop)))
+        # By last character and longest first: most pieces of text end in no prefix at all.
+        prefixes = {stop[:n] for stop in self._stops for n in range(1, len(stop))}
+        self._prefixes_by_end: dict[str, list[str]] = {}
+        for prefix in sorted(prefixes, key=len, reverse=True):
+            self._prefixes_by_end.setdefault(prefix[-1], []).append(prefix)
         self._held = ""
 
     def feed(self, text: str, *, suspended: bool = False) -> tuple[str, str | None]:
@@ -52,7 +55,7 @@ class StopStrings:
         return min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
 
     def _may_become_stop(self, text: str) -> int:
-        for n in range(min(self._longest - 1, len(text)), 0, -1):
-            if text[len(text) - n :] in self._prefixes:
-                return n
+        for prefix in self._prefixes_by_end.get(text[-1:], ()):
+            if text.endswith(prefix):
+                return len(prefix)
         return 0

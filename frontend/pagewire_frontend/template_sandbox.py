@@ -6,12 +6,12 @@ under a budget:
 
 - each turn of a loop, each call and each filter is a step; steps are bounded, and so is the
   processor time;
-- no single string or list made by an operator, a method or a filter grows past MAX_SIZE, and all of
-  them together not past MAX_TOTAL_SIZE;
-- the rendered prompt is bounded by MAX_SIZE too.
+- no single string or list made by an operator, a method or a filter grows past MAX_BYTES, and all
+  of them together not past MAX_TOTAL_BYTES;
+- the rendered prompt is bounded by MAX_CHARACTERS.
 
-The guarantee: rendering ends, in about MAX_SECONDS of processor time and some hundred MB of memory
-at the worst, whatever the template says.
+The guarantee: rendering ends, after little more than MAX_SECONDS of processor time and with no more
+than MAX_TOTAL_BYTES of memory, whatever the template says.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -33,8 +34,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_SIZE = 8_000_000  # characters, or elements
-MAX_TOTAL_SIZE = 256_000_000
+MAX_CHARACTERS = 8_000_000
+MAX_BYTES = 32_000_000
+MAX_TOTAL_BYTES = 512_000_000
+MAX_NODES = 200_000  # of nested lists and objects that are made into text
 MAX_STEPS = 4_000_000
 MAX_SECONDS = 2.0
 MAX_INT_ARGUMENT = 100_000  # what Jinja's sandbox allows range() to be
@@ -55,7 +58,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._size = 0
+        self._bytes = 0
         self._until = time.thread_time() + MAX_SECONDS
         self.now = datetime.now()
 
@@ -68,11 +71,11 @@ class Budget:
                 raise BudgetExceededError(f"it takes more than {MAX_SECONDS} s")
 
     def charge(self, size: int) -> None:
-        """Raises unless something of this size may be made."""
-        _check_size(size)
-        self._size += size
-        if self._size > MAX_TOTAL_SIZE:
-            raise BudgetExceededError(f"it makes more than {MAX_TOTAL_SIZE} characters")
+        """Raises unless something of this many bytes may be made."""
+        _check_bytes(size)
+        self._bytes += size
+        if self._bytes > MAX_TOTAL_BYTES:
+            raise BudgetExceededError(f"it makes more than {MAX_TOTAL_BYTES} bytes of text")
 
 
 _budget: ContextVar[Budget | None] = ContextVar("template_budget", default=None)
@@ -88,7 +91,8 @@ def render_within_budget(
         size = 0
         for piece in generate(variables):
             size += len(piece)
-            _check_size(size)
+            if size > MAX_CHARACTERS:
+                raise BudgetExceededError(f"the prompt has more than {MAX_CHARACTERS} characters")
             pieces.append(piece)
         return "".join(pieces)
     finally:
@@ -105,29 +109,35 @@ def _charge(size: int) -> None:
     if budget := _budget.get():
         budget.charge(size)
     else:
-        _check_size(size)
+        _check_bytes(size)
 
 
-def _check_size(size: int) -> None:
-    if size > MAX_SIZE:
-        raise BudgetExceededError(f"it makes something longer than {MAX_SIZE} characters")
+def _check_bytes(size: int) -> None:
+    if size > MAX_BYTES:
+        raise BudgetExceededError(f"it makes something of more than {MAX_BYTES} bytes")
 
 
-def _weigh(value: Any, limit: int = MAX_SIZE) -> int:
-    """About how many characters the value's text has. Stops counting past the limit: nested lists
-    that hold each other twice are exponentially long."""
-    weight = 0
+def _charge_text(length: int, *made_of: str) -> None:
+    _charge(length if all(text.isascii() for text in made_of) else 4 * length)
+
+
+def _weigh(value: Any) -> int:
+    """About how many bytes the value's text takes. Lists that hold each other twice are
+    exponentially long: what takes too long to walk may not be made into text."""
+    weight = nodes_seen = 0
     rest = [value]
-    while rest and weight <= limit:
+    while rest:
         item = rest.pop()
+        nodes_seen += 1
+        if nodes_seen > MAX_NODES:
+            raise BudgetExceededError(f"it makes text of more than {MAX_NODES} values")
         if isinstance(item, str | bytes):
-            weight += len(item)
+            weight += sys.getsizeof(item)
         elif isinstance(item, Mapping):
             rest += [*item.keys(), *item.values()]
-            weight += len(item)
         elif isinstance(item, list | tuple | set | frozenset):
+            _check_bytes(8 * len(item))
             rest += item
-            weight += len(item)
         else:
             weight += 8
     return weight
@@ -136,9 +146,8 @@ def _weigh(value: Any, limit: int = MAX_SIZE) -> int:
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Hugging Face's environment for chat templates, under a budget."""
 
-    intercepted_binops: ClassVar[frozenset[str]] = frozenset(("+", "*", "**", "%"))
-
     def __init__(self) -> None:
+        self.intercepted_binops = frozenset(("+", "*", "**", "%"))
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -174,6 +183,18 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             _check_text_call(name, owner, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        pattern = value.__self__
+
+        def guarded(*args: Any, **kwargs: Any) -> str:
+            _check_format(pattern, [*args, *kwargs.values()])
+            return str(wrapped(*args, **kwargs))
+
+        return guarded
 
 
 _COUNTED = "_counted"
@@ -214,7 +235,7 @@ def _text(value: Any) -> str:
 class _GenerationTag(Extension):
     """`{% generation %}` marks the assistant's part for training; here it is plain text."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -271,16 +292,19 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         _step()
         given = args[1:] if passes is not None else args
-        value, rest = (given[0], given[1:]) if given else (None, ())
+        value: Any = given[0] if given else None
+        rest = given[1:]
         if name == "indent":
             width = rest[0] if rest else kwargs.get("width", 4)
-            _charge((str(value).count("\n") + 1) * (width if isinstance(width, int) else 4))
+            text = str(value)
+            spaces = (text.count("\n") + 1) * (width if isinstance(width, int) else 4)
+            _charge_text(len(text) + spaces, text)
         elif name == "join":
             separator = rest[0] if rest else kwargs.get("d", "")
             items = list(value)
             given = (items, *rest)
             args = (*args[: len(args) - len(given)], *given)
-            _charge(_weigh(items) + len(str(separator)) * len(items))
+            _charge(_weigh(items) + sys.getsizeof(str(separator)) * len(items))
         elif name in _MAKE_TEXT:
             _charge(_weigh(value))
         if name in ("replace", "format", "center"):
@@ -299,7 +323,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     if operator == "*":
         for thing, times in ((left, right), (right, left)):
             if isinstance(thing, str | list | tuple) and isinstance(times, int):
-                _charge(len(thing) * max(times, 0))
+                _charge(sys.getsizeof(thing) * max(times, 0))
         if isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() + right.bit_length())
     elif operator == "**":
@@ -307,34 +331,35 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
             _check_bits(left.bit_length() * max(right, 1))
     elif operator == "+":
         if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            _charge(len(left) + len(right))
+            _charge(sys.getsizeof(left) + sys.getsizeof(right))
     elif isinstance(left, str):
-        _check_format(left, right)
+        _check_format(left, list(right) if isinstance(right, tuple) else [right])
 
 
 def _check_text_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if name == "replace":
         old, new = (*args, *kwargs.values(), "", "")[:2]
-        _charge(len(text) + (text.count(str(old)) if old else len(text) + 1) * len(str(new)))
+        times = text.count(str(old)) if old else len(text) + 1
+        _charge_text(len(text) + times * len(str(new)), text, str(new))
     elif name == "join" and args:
         items = args[0]
         count = len(items) if isinstance(items, list | tuple) else MAX_INT_ARGUMENT
-        _charge(_weigh(items) + len(text) * count)
+        _charge(_weigh(items) + sys.getsizeof(text) * count)
     elif name == "expandtabs":
         width = args[0] if args and isinstance(args[0], int) else 8
-        _charge(len(text) + text.count("\t") * width)
-    elif name in ("format", "format_map"):
-        _check_format(text, (args, kwargs))
+        _charge_text(len(text) + text.count("\t") * width, text)
+    elif name == "format":
+        _check_format(text, [*args, *kwargs.values()])
     _check_integers((*args, *kwargs.values()))
 
 
-def _check_format(pattern: str, values: Any) -> None:
+def _check_format(pattern: str, values: list[Any]) -> None:
     if _LONG_NUMBER.search(pattern):
         raise BudgetExceededError("a format asks for a width of more than five digits")
     fields = pattern.count("{") + pattern.count("%")
-    _charge(len(pattern) + min(fields, MAX_SIZE) * _weigh(values))
-    weights = values if isinstance(values, tuple) else (values,)
-    _check_integers(weights if "*" in pattern or "{" in pattern else ())
+    _charge(sys.getsizeof(pattern) + fields * _weigh(values))
+    if "*" in pattern or ":" in pattern:
+        _check_integers(values)  # one may be another's width
 
 
 def _check_integers(values: Iterable[Any]) -> None:

@@ -1,0 +1,115 @@
+"""Templates of real models render exactly as Hugging Face's reference does."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewire_frontend import template_sandbox
+from pagewire_frontend.chat_template import ChatTemplate
+from pagewire_frontend.compiled_template import CompiledTemplate, compile_template
+from pagewire_frontend.errors import ChatTemplateError
+from pagewire_frontend.tokenizer import Tokenizer
+from tests.fakes import small_tokenizers
+
+CASES = Path(__file__).parents[4] / "shared" / "cases" / "chat_templates"
+if not CASES.is_dir():
+    pytest.skip("the reference renders are not here", allow_module_level=True)
+EXPECTED = json.loads((CASES / "expected.json").read_text())
+MANIFEST = {entry["file"]: entry for entry in json.loads((CASES / "manifest.json").read_text())}
+FILES = sorted(EXPECTED["renders"])
+
+
+@pytest.fixture(autouse=True)
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FrozenBudget(template_sandbox.Budget):
+        def __init__(self) -> None:
+            super().__init__()
+            self.now = datetime(2025, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(template_sandbox, "Budget", FrozenBudget)
+
+
+def tokenizer() -> Tokenizer:
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
+    return Tokenizer(small_tokenizers.byte_level_json(), config)
+
+
+def compiled(file: str) -> CompiledTemplate:
+    return compile_template((CASES / file).read_text())
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_variables_render_to_the_reference_or_to_its_error(file: str) -> None:
+    for case, expected in EXPECTED["renders"][file].items():
+        fixture = dict(EXPECTED["fixtures"][case])
+        if fixture.pop("continue_final_message", False):
+            continue
+        variables = {
+            "tools": None,
+            "documents": None,
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "add_generation_prompt": False,
+            **fixture,
+        }
+        if "error" in expected:
+            _, message = expected["error"].split(": ", 1)
+            with pytest.raises(ChatTemplateError) as raised:
+                compiled(file).render(variables)
+            assert message in str(raised.value), case
+        else:
+            assert compiled(file).render(variables) == expected["ok"], case
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_chats_render_to_the_reference(file: str) -> None:
+    """Through the whole path: control tokens guarded, content and arguments in the wanted shape."""
+    template = ChatTemplate({"default": (CASES / file).read_text()}, tokenizer())
+    for case, expected in EXPECTED["renders"][file].items():
+        if "ok" not in expected or case in ("parts_gen", "tool_roundtrip_strargs"):
+            continue
+        fixture: dict[str, Any] = dict(EXPECTED["fixtures"][case])
+        known = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+        extra = {name: value for name, value in fixture.items() if name not in known}
+        rendered = template.render(
+            fixture["messages"],
+            tools=fixture.get("tools"),
+            add_generation_prompt=fixture.get("add_generation_prompt", False),
+            continue_final_message=fixture.get("continue_final_message", False),
+            chat_template_kwargs=extra,
+        )
+        assert rendered.prompt == expected["ok"], case
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_content_format_is_found_by_trying(file: str) -> None:
+    expected = MANIFEST[file]["content_format"]
+    assert compiled(file).takes_parts == (expected == "openai")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_parts_reach_every_template_as_it_wants_them(file: str) -> None:
+    template = ChatTemplate({"default": (CASES / file).read_text()}, tokenizer())
+    text = "Classify this sentiment: vLLM is wonderful!"
+    if MANIFEST[file]["content_format"] == "n/a":
+        return
+    as_parts = template.render([{"role": "user", "content": [{"type": "text", "text": text}]}])
+    assert as_parts.prompt == template.render([{"role": "user", "content": text}]).prompt
+    assert text in as_parts.prompt
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_tool_call_arguments_sent_as_a_string_render_like_an_object(file: str) -> None:
+    accepted = MANIFEST[file]["tool_args_accepts"]
+    assert compiled(file).takes_argument_strings_only is False
+    if "dict" not in accepted:
+        return
+    template = ChatTemplate({"default": (CASES / file).read_text()}, tokenizer())
+    fixture = EXPECTED["fixtures"]["tool_roundtrip_strargs"]
+    rendered = template.render(fixture["messages"], tools=fixture["tools"])
+    assert rendered.prompt == EXPECTED["renders"][file]["tool_roundtrip_dictargs"]["ok"]
