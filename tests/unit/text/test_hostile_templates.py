@@ -13,7 +13,7 @@ from pagewire_frontend.errors import ChatTemplateError
 HOSTILE = {
     "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
     "filters in loops": "{% for a in range(99999) %}{% set x = range(99999) | list %}{% endfor %}",
-    "tests in loops": "{% for a in range(999) if range(99999) | select('odd') | list %}{% endfor %}",
+    "tests in loops": "{% for a in range(999) if range(99999) | select | list %}{% endfor %}",
     "recursion": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
     "tree of macros": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
     "{{ f(60) }}",
