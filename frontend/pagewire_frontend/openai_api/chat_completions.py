@@ -32,7 +32,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
     body = await read_body(request, ChatBody)
     streams = body.streams
     names = {"prompt": "messages", "prompt_token_ids": "messages"}
-    if body.max_completion_tokens is not None:
+    if body.max_completion_tokens is not None and body.max_tokens is None:
         names["max_tokens"] = "max_completion_tokens"
     with renaming(names):
         generation_request = await _generation_request(serving, request, body)
