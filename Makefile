@@ -19,7 +19,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 DEVELOPER   := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev serve test lint format protos bench wheel clean distclean
+.PHONY: help setup dev serve test lint format protos docs bench wheel clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list.
@@ -47,6 +47,9 @@ format: dev ## Format the code and sort imports.
 
 protos: dev ## Regenerate the Python code beside the .proto files.
 	$(BIN)/python protos/generate.py
+
+docs: dev ## Write the README's table of flags from the settings.
+	$(BIN)/python -P tests/unit/repository/flag_table.py
 
 bench: dev ## Measure throughput and the wires on this machine.
 	$(BIN)/python tests/bench/throughput.py $(ARGS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import sys
 import time
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
@@ -90,3 +92,25 @@ class GrpcProbe:
         if self._open is not None:
             await self._open.close(None)
             self._open = None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m pagewire_frontend.probes HOST:PORT [SERVICE]`: a container's health check.
+
+    Returns:
+        0 where grpc.health.v1 says SERVING, else 1.
+    """
+    target, service = [*(sys.argv[1:] if argv is None else argv), ""][:2]
+
+    async def ask() -> bool:
+        probe = GrpcProbe(target)
+        try:
+            return await probe.is_serving(service)
+        finally:
+            await probe.close()
+
+    return 0 if asyncio.run(ask()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
+
+MODEL = "SmolLM2-135M-Instruct"
 
 
 class ServeProcess:
@@ -98,3 +104,31 @@ class ServeProcess:
         if self._process.stdout is not None:
             self._reader.join(10)
             self._process.stdout.close()
+
+
+class Served:
+    """A running `pagewire serve` and where its parts answer."""
+
+    def __init__(self, process: ServeProcess) -> None:
+        self.process = process
+        line = process.wait_for("pagewire is ready")
+        addresses = re.fullmatch(
+            r"pagewire is ready: OpenAI API (http://localhost:\d+)/v1, gRPC (localhost:\d+), "
+            r"chat page (http://localhost:\d+)",
+            line,
+        )
+        assert addresses is not None, line
+        self.http, self.grpc, self.page = addresses.groups()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            self.http + path,
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=120)
+
+    def chat(self, text: str, **fields: Any) -> dict[str, Any]:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+        with self.post("/v1/chat/completions", body) as answer:
+            return dict(json.load(answer))

@@ -3,71 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import psutil
 import pytest
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
-from tests.e2e.serve_process import ServeProcess
+from tests.e2e.serve_process import MODEL, Served, ServeProcess
 
 ENGINE = "pagewire_engine.cli"
 SERVICES = {ENGINE, "pagewire_frontend.frontend_cli", "pagewire_ui.cli"}
-
-
-class Served:
-    """A running `pagewire serve` and where its parts answer."""
-
-    def __init__(self, process: ServeProcess) -> None:
-        self.process = process
-        line = process.wait_for("pagewire is ready")
-        addresses = re.fullmatch(
-            r"pagewire is ready: OpenAI API (http://localhost:\d+)/v1, gRPC (localhost:\d+), "
-            r"chat page (http://localhost:\d+)",
-            line,
-        )
-        assert addresses is not None, line
-        self.http, self.grpc, self.page = addresses.groups()
-
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            self.http + path,
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        return urllib.request.urlopen(request, timeout=120)
-
-    def chat(self, text: str, **fields: Any) -> dict[str, Any]:
-        body = {"model": "small", "messages": [{"role": "user", "content": text}], **fields}
-        with self.post("/v1/chat/completions", body) as answer:
-            return dict(json.load(answer))
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Served]:
-    # A setting from each source: the file, the environment and a flag.
-    folder = tmp_path_factory.mktemp("serve")
-    (folder / "settings.yaml").write_text(
-        f"model: {smollm2_path}\nserved-model-name: from-yaml\nmax-model-len: 1024\n"
-        "kv-cache-memory: 100000000\n"
-    )
-    flags = ["--config", "settings.yaml", "--http-port=0", "--grpc-port=0", _free_ui_port()]
-    with ServeProcess(flags, cwd=folder, env={"PAGEWIRE_SERVED_MODEL_NAME": "small"}) as process:
-        yield Served(process)
-
-
-def _free_ui_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"--ui-port={probe.getsockname()[1]}"
 
 
 def test_all_that_the_ready_line_names_answers(served: Served) -> None:
@@ -80,14 +31,14 @@ def test_all_that_the_ready_line_names_answers(served: Served) -> None:
             inference_pb2.ListModelsRequest(), timeout=20
         )
     # The environment wins over the file; what only the file says holds too.
-    assert [(model.id, model.max_model_len) for model in models.models] == [("small", 1024)]
+    assert [(model.id, model.max_model_len) for model in models.models] == [(MODEL, 1024)]
 
 
 def test_a_stream_goes_on_over_a_killed_engine(served: Served) -> None:
     question = {"temperature": 0, "max_tokens": 96, "ignore_eos": True}
     undisturbed = served.chat("Tell me a story about a lighthouse.", **question)
     body = {
-        "model": "small",
+        "model": MODEL,
         "messages": [{"role": "user", "content": "Tell me a story about a lighthouse."}],
         "stream": True,
         **question,
