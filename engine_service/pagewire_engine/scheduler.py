@@ -105,7 +105,6 @@ class _Draft:
         self.new_sequences: list[NewSequence] = []
         self.block_copies: dict[str, list[tuple[int, int]]] = {}
         self.failures: list[tuple[Request, PagewireError]] = []
-        self.preempted = False
 
 
 class Scheduler:
@@ -192,7 +191,7 @@ class Scheduler:
         """Chooses the tokens of a step, and gives them their slots."""
         draft = _Draft(self.settings.max_num_batched_tokens, self._count_decodes())
         self._schedule_running(draft)
-        if not self.swapped and not draft.preempted:
+        if not self.swapped:
             self._admit_waiting(draft)
         return self._finish(draft, step)
 
@@ -323,7 +322,6 @@ class Scheduler:
             self._fail_for_blocks(draft, victim)
         else:
             self._preempt(victim)
-            draft.preempted = True
         return victim
 
     def _preempt(self, request: Request) -> None:

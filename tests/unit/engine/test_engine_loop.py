@@ -1,0 +1,343 @@
+"""The engine's thread, used from many others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pagewire.errors import (
+    AlreadyExistsError,
+    InternalError,
+    PagewireError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from pagewire.outputs import FinishReason
+from pagewire_engine.engine import Engine
+from pagewire_engine.engine_loop import EngineLoop
+from pagewire_engine.outputs import StepOutputs
+from pagewire_engine.step import StepPlan
+from tests.fakes.fake_executor import FakeExecutor
+from tests.unit.engine.harness import EOS, alone, settings, submission
+
+TIMEOUT_S = 20.0
+
+
+class Answers:
+    """Collects what a loop publishes, by request and sequence."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.errors: dict[str, PagewireError] = {}
+        self.published = 0
+
+    def publish(self, outputs: StepOutputs) -> None:
+        with self.changed:
+            self.published += 1
+            for output in outputs.sequences:
+                key = (output.request_id, output.sequence_index)
+                tokens = self.tokens.setdefault(key, [])
+                assert output.start == len(tokens)
+                assert key not in self.reasons
+                tokens += output.token_ids
+                if output.finish_reason is not None:
+                    self.reasons[key] = output.finish_reason
+            for failure in outputs.failures:
+                assert failure.request_id not in self.errors
+                self.errors[failure.request_id] = failure.error
+            self.changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, TIMEOUT_S), "it did not come"
+
+    def wait_for_end(self, request_id: str, num_sequences: int = 1) -> None:
+        keys = [(request_id, index) for index in range(num_sequences)]
+        self.wait_for(lambda: request_id in self.errors or all(key in self.reasons for key in keys))
+
+
+class Running:
+    """A loop with its engine, executor and answers."""
+
+    def __init__(self, executor: FakeExecutor, **changes: Any) -> None:
+        self.executor = executor
+        self.answers = Answers()
+        self.engine = Engine(executor, eos_token_ids=[EOS], settings=settings(**changes))
+        self.loop = EngineLoop(self.engine, self.answers.publish)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Running]]:
+    """Starts loops, and stops them after the test."""
+    started: list[Running] = []
+
+    def start_loop(executor: FakeExecutor | None = None, **changes: Any) -> Running:
+        running = Running(executor or FakeExecutor(32, 4), **changes)
+        running.loop.start()
+        started.append(running)
+        return running
+
+    yield start_loop
+    for running in started:
+        running.loop.stop()
+        running.engine.scheduler.blocks.check()
+
+
+class Gate:
+    """Holds steps up until told otherwise."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, plan: StepPlan) -> None:
+        self.entered.set()
+        assert self.open.wait(TIMEOUT_S)
+
+
+def test_a_request_is_answered(start: Callable[..., Running]) -> None:
+    running = start()
+    request = submission("x", range(9), n=2, temperature=1.0)
+    running.loop.submit(request)
+    running.answers.wait_for_end("x", 2)
+    assert [running.answers.tokens["x", index] for index in (0, 1)] == alone(request)
+
+
+def test_an_idle_loop_sleeps_and_wakes_at_once(start: Callable[..., Running]) -> None:
+    running = start()
+    running.loop.submit(submission("a", range(5)))
+    running.answers.wait_for_end("a")
+    time.sleep(0.05)
+    step, cpu = running.loop.progress().step, time.process_time()
+    time.sleep(0.3)
+    assert running.loop.progress().step == step
+    assert not running.loop.progress().busy
+    assert time.process_time() - cpu < 0.1, "it does not sleep"
+    begun = time.monotonic()
+    running.loop.submit(submission("b", range(5), max_tokens=1))
+    running.answers.wait_for_end("b")
+    assert time.monotonic() - begun < 1.0
+
+
+def test_submit_and_abort_do_not_wait_for_a_step(start: Callable[..., Running]) -> None:
+    gate = Gate()
+    running = start(FakeExecutor(32, 4, on_execute=gate))
+    running.loop.submit(submission("x", range(5)))
+    assert gate.entered.wait(TIMEOUT_S)
+    running.loop.submit(submission("y", range(5)))
+    running.loop.abort("x")
+    assert running.loop.stats().num_running == 1
+    gate.open.set()
+    running.answers.wait_for_end("x")
+    running.answers.wait_for_end("y")
+    assert running.answers.reasons["x", 0] is FinishReason.ABORT
+    assert running.answers.tokens["x", 0] == alone(submission("x", range(5)))[0][:1]
+
+
+def test_progress_tells_a_stuck_step_from_an_idle_loop(start: Callable[..., Running]) -> None:
+    gate = Gate()
+    running = start(FakeExecutor(32, 4, on_execute=gate))
+    assert not running.loop.progress().busy
+    running.loop.submit(submission("x", range(5)))
+    assert gate.entered.wait(TIMEOUT_S)
+    first = running.loop.progress()
+    time.sleep(0.05)
+    second = running.loop.progress()
+    assert first.busy
+    assert second.busy
+    assert first.step == second.step == 1
+    assert second.age_s >= first.age_s + 0.05
+    gate.open.set()
+    running.answers.wait_for_end("x")
+    assert running.loop.progress().step >= 8
+
+
+def test_a_live_id_is_refused_wherever_its_request_is(start: Callable[..., Running]) -> None:
+    gate = Gate()
+    running = start(FakeExecutor(32, 4, on_execute=gate))
+    running.loop.submit(submission("x", range(5)))
+    assert gate.entered.wait(TIMEOUT_S)
+    running.loop.submit(submission("inbox", range(5)))
+    for request_id in ("x", "inbox"):
+        with pytest.raises(AlreadyExistsError):
+            running.loop.submit(submission(request_id, range(5)))
+    gate.open.set()
+    for request_id in ("x", "inbox"):
+        running.answers.wait_for_end(request_id)
+    assert not running.answers.errors
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_an_aborted_id_can_be_used_again_at_once(in_step: bool) -> None:
+    gate = Gate()
+    outputs: list[StepOutputs] = []
+    engine = Engine(FakeExecutor(32, 4, on_execute=gate), eos_token_ids=[EOS], settings=settings())
+    loop = EngineLoop(engine, outputs.append)
+    if not in_step:
+        gate.open.set()
+    loop.start()
+    loop.submit(submission("x", range(5), max_tokens=None))
+    assert gate.entered.wait(TIMEOUT_S)
+    loop.abort("x")
+    again = submission("x", range(9))
+    loop.submit(again)
+    with pytest.raises(AlreadyExistsError):
+        loop.submit(again)
+    gate.open.set()
+    assert loop.drain(TIMEOUT_S) == 0
+    loop.stop()
+    told = [output for each in outputs for output in each.sequences]
+    old_end = next(i for i, output in enumerate(told) if output.finish_reason is not None)
+    assert told[old_end].finish_reason is FinishReason.ABORT
+    new = told[old_end + 1 :]
+    assert [token for output in new for token in output.token_ids] == alone(again)[0]
+    assert new[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_too_many_waiting_requests_are_turned_away(start: Callable[..., Running]) -> None:
+    gate = Gate()
+    running = start(FakeExecutor(32, 4, on_execute=gate), max_waiting_requests=2, max_num_seqs=1)
+    running.loop.submit(submission("running", range(5)))
+    assert gate.entered.wait(TIMEOUT_S)
+    running.loop.submit(submission("a", range(5)))
+    running.loop.submit(submission("b", range(5)))
+    with pytest.raises(ResourceExhaustedError) as refused:
+        running.loop.submit(submission("c", range(5)))
+    assert refused.value.retry_after_s
+    running.loop.submit(replace(submission("again", range(5)), resubmission=True))
+    gate.open.set()
+    for request_id in ("running", "a", "b", "again"):
+        running.answers.wait_for_end(request_id)
+    running.loop.submit(submission("c", range(5)))
+    running.answers.wait_for_end("c")
+
+
+def test_drain_waits_for_the_end(start: Callable[..., Running]) -> None:
+    running = start(FakeExecutor(32, 4, step_time_s=0.005))
+    running.loop.submit(submission("x", range(5)))
+    assert running.loop.drain(TIMEOUT_S) == 0
+    assert running.answers.reasons == {("x", 0): FinishReason.LENGTH}
+    with pytest.raises(UnavailableError):
+        running.loop.submit(submission("y", range(5)))
+
+
+def test_drain_fails_what_has_not_ended_in_time(start: Callable[..., Running]) -> None:
+    running = start(FakeExecutor(32, 4, step_time_s=0.01), max_num_seqs=1)
+    for request_id in ("running", "waiting"):
+        running.loop.submit(submission(request_id, range(5), max_tokens=None))
+    running.answers.wait_for(lambda: ("running", 0) in running.answers.tokens)
+    assert running.loop.drain(0.05) == 2
+    assert {type(error) for error in running.answers.errors.values()} == {UnavailableError}
+    assert running.engine.stats().num_free_blocks == 32
+
+
+def test_stop_ends_the_thread_without_a_word(start: Callable[..., Running]) -> None:
+    running = start(FakeExecutor(32, 4, step_time_s=0.01))
+    running.loop.submit(submission("x", range(5), max_tokens=None))
+    running.answers.wait_for(lambda: ("x", 0) in running.answers.tokens)
+    running.loop.stop()
+    running.loop.stop()
+    assert not running.answers.errors
+    assert not running.answers.reasons
+    with pytest.raises(UnavailableError):
+        running.loop.submit(submission("y", range(5)))
+
+
+def test_a_fault_of_the_engine_itself_answers_everyone_and_the_loop_lives(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    with monkeypatch.context() as broken:
+        broken.setattr(running.engine.scheduler, "schedule", lambda step: 1 / 0)
+        running.loop.submit(submission("x", range(5)))
+        running.answers.wait_for_end("x")
+    assert isinstance(running.answers.errors["x"], InternalError)
+    running.loop.submit(submission("y", range(5)))
+    running.answers.wait_for_end("y")
+    assert running.answers.reasons["y", 0] is FinishReason.LENGTH
+
+
+def test_a_publisher_that_fails_does_not_end_the_loop() -> None:
+    executor = FakeExecutor(32, 4)
+    calls: list[StepOutputs] = []
+
+    def publish(outputs: StepOutputs) -> None:
+        calls.append(outputs)
+        if len(calls) == 1:
+            raise RuntimeError("once")
+
+    engine = Engine(executor, eos_token_ids=[EOS], settings=settings())
+    loop = EngineLoop(engine, publish)
+    loop.start()
+    loop.submit(submission("x", range(5)))
+    assert loop.drain(TIMEOUT_S) == 0
+    loop.stop()
+    assert len(calls) == 8
+
+
+def test_many_threads_submit_and_abort(start: Callable[..., Running]) -> None:
+    """All that was accepted ends once; what was not aborted is answered as if alone."""
+    running = start(FakeExecutor(12, 4), num_blocks=12, max_num_batched_tokens=12, max_num_seqs=6)
+    requests = {
+        f"{worker}/{number}": submission(
+            f"{worker}/{number}",
+            range(worker, worker + 3 + number),
+            n=1 + number % 2,
+            temperature=float(number % 2),
+            max_tokens=6,
+        )
+        for worker in range(6)
+        for number in range(8)
+    }
+
+    def work(worker: int) -> None:
+        for number in range(8):
+            request = requests[f"{worker}/{number}"]
+            running.loop.submit(request)
+            if number % 3 == 2:
+                running.loop.abort(request.request_id, 0 if number % 2 else None)
+            if number % 4 == 3:
+                time.sleep(0.001)
+
+    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for request_id, request in requests.items():
+        running.answers.wait_for_end(request_id, request.sampling_params.n)
+    assert not running.answers.errors
+    for (request_id, index), reason in running.answers.reasons.items():
+        tokens = running.answers.tokens[request_id, index]
+        whole = alone(requests[request_id])[index]
+        assert tokens == (whole[: len(tokens)] if reason is FinishReason.ABORT else whole)
+    stats = running.loop.stats()
+    assert stats.num_preemptions > 0
+    assert stats.num_requests_finished == len(requests)
+    assert stats.num_free_blocks == 12
+
+
+def test_a_flood_of_long_prompts_hardly_holds_up_the_loop(start: Callable[..., Running]) -> None:
+    """Submit is a note in the inbox: its cost does not depend on the prompt."""
+    running = start(
+        FakeExecutor(32, 4, step_time_s=0.002), max_waiting_requests=10_000, max_num_seqs=1
+    )
+    running.loop.submit(submission("decoding", range(5), max_tokens=None))
+    running.answers.wait_for(lambda: ("decoding", 0) in running.answers.tokens)
+    prompt = list(range(8000))
+    slowest = 0.0
+    for number in range(200):
+        request = replace(submission(str(number), range(5)), prompt_token_ids=prompt)
+        begun = time.perf_counter()
+        running.loop.submit(request)
+        slowest = max(slowest, time.perf_counter() - begun)
+    assert slowest < 0.5
+    running.answers.wait_for_end("decoding")
+    running.answers.wait_for(lambda: len(running.answers.errors) == 200)
