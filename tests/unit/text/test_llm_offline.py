@@ -1,0 +1,234 @@
+"""`LLM` over an engine whose answers are decided beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pagewire import LLM, SamplingParams, load_chat_template
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
+from tests.fakes import small_tokenizers
+from tests.fakes.replaying_client import ReplayingClient, turns_of
+
+TOKENIZER = small_tokenizers.byte_level()
+FILES = small_tokenizers.byte_level_files(
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def echo(request: EngineRequest) -> Sequence[list[TokenDelta] | Exception]:
+    """Answers with the prompt, as far as max_tokens allows."""
+    params = request.sampling_params
+    answer = request.prompt_token_ids[: params.max_tokens]
+    return [
+        turn
+        for index in range(params.n)
+        for turn in turns_of(answer, [3, 1, 2], sequence_index=index)
+    ]
+
+
+def client(**options: object) -> ReplayingClient:
+    return ReplayingClient(FILES, echo, vocab_size=TOKENIZER.vocab_size, **options)  # type: ignore[arg-type]  # keyword options
+
+
+@pytest.fixture
+def fake() -> ReplayingClient:
+    return client()
+
+
+@pytest.fixture
+def llm(fake: ReplayingClient) -> Iterator[LLM]:
+    with LLM.from_client(fake) as llm:
+        yield llm
+
+
+def test_prompts_of_every_kind_come_back_in_order(llm: LLM) -> None:
+    ids = TOKENIZER.encode("Some ids")
+    prompts = ["One prompt", {"prompt": "Two"}, {"prompt_token_ids": ids}, "Four"] * 30
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=50), use_tqdm=False)
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts == ["One prompt", "Two", "Some ids", "Four"] * 30
+    assert outputs[0].prompt == "One prompt"
+    assert (outputs[2].prompt, outputs[2].prompt_token_ids) == (None, ids)
+    assert outputs[0].outputs[0].finish_reason == "length"
+
+
+def test_one_prompt_needs_no_list(llm: LLM) -> None:
+    (output,) = llm.generate("One", SamplingParams(n=2, max_tokens=9), use_tqdm=False)
+    assert [answer.text for answer in output.outputs] == ["One", "One"]
+    (output,) = llm.generate({"prompt": "Two"}, use_tqdm=False)
+    assert output.outputs[0].text == "Two"
+    assert llm.generate([], use_tqdm=False) == []
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n) for n in (1, 3)]
+    outputs = llm.generate(["One prompt here"] * 2, params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 3]
+
+
+def test_a_list_of_parameters_of_another_length_is_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidArgumentError, match="3 sets of parameters for 2 prompts"):
+        llm.generate(["a", "b"], [SamplingParams()] * 3)
+
+
+def test_max_tokens_defaults_to_16_for_generate_and_to_the_context_for_chat(
+    llm: LLM, fake: ReplayingClient
+) -> None:
+    llm.generate("x", use_tqdm=False)
+    llm.chat([{"role": "user", "content": "x"}], use_tqdm=False)
+    generate, chat = fake.requests
+    assert generate.sampling_params.max_tokens == 16
+    assert chat.sampling_params.max_tokens == 256 - len(chat.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ("", "prompt 1: is empty"),
+        ({"prompt_token_ids": [10**6]}, "prompt 1: 1000000 is outside"),
+        ({"text": "x"}, "needs prompt or prompt_token_ids"),
+        ({"prompt_token_ids": ["x"]}, "whole numbers"),
+        ({"prompt": 3}, "prompt must be text"),
+        (3, "must be text"),
+    ],
+)
+def test_one_bad_prompt_is_refused_before_any_runs(
+    llm: LLM, fake: ReplayingClient, bad: object, says: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        llm.generate(["good", bad, "good"], use_tqdm=False)  # type: ignore[list-item]  # what users pass
+    assert not fake.requests
+
+
+def test_conversations_go_through_the_template(llm: LLM) -> None:
+    hello = [{"role": "user", "content": "Hello"}]
+    params = SamplingParams(max_tokens=50)
+    (one,) = llm.chat(hello, params, use_tqdm=False)
+    assert one.prompt == one.outputs[0].text == "user: Hello\nassistant:"
+    two = llm.chat([hello, [{"role": "user", "content": "Bye"}]], params, use_tqdm=False)
+    assert [output.prompt for output in two] == [
+        "user: Hello\nassistant:",
+        "user: Bye\nassistant:",
+    ]
+    closed = llm.chat(hello, params, add_generation_prompt=False, use_tqdm=False)
+    assert closed[0].prompt == "user: Hello\n"
+    open_ = llm.chat(
+        [*hello, {"role": "assistant", "content": "Sure"}],
+        params,
+        continue_final_message=True,
+        use_tqdm=False,
+    )
+    assert open_[0].prompt == "user: Hello\nassistant: Sure"
+
+
+def test_a_chat_may_bring_its_own_template_and_variables(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ mood }} {{ messages[0].content }} {{ tools | length }}")
+    (output,) = llm.chat(
+        [{"role": "user", "content": "Hello"}],
+        chat_template=load_chat_template(str(path)),
+        chat_template_kwargs={"mood": "calm"},
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        use_tqdm=False,
+    )
+    assert output.prompt == "calm Hello 1"
+
+
+def test_a_bad_conversation_is_named_and_nothing_runs(llm: LLM, fake: ReplayingClient) -> None:
+    good = [{"role": "user", "content": "Hello"}]
+    with pytest.raises(InvalidArgumentError, match="conversation 1: must be one of"):
+        llm.chat([good, [{"role": "nobody", "content": "x"}]], use_tqdm=False)
+    with pytest.raises(InvalidArgumentError, match="list of messages"):
+        llm.chat([], use_tqdm=False)
+    assert not fake.requests
+
+
+def test_progress_tells_input_and_output_speed(
+    llm: LLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm.generate(["One", "Two"])
+    shown = capsys.readouterr().err
+    assert "2/2" in shown
+    assert "input " in shown
+    assert "output " in shown
+    llm.generate(["One", "Two"], use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_it_works_from_within_a_running_event_loop(llm: LLM) -> None:
+    async def cell() -> str:
+        return llm.generate("One", use_tqdm=False)[0].outputs[0].text
+
+    assert asyncio.run(cell()) == "One"
+
+
+def test_threads_may_share_it(llm: LLM) -> None:
+    texts: dict[int, list[str]] = {}
+
+    def work(n: int) -> None:
+        outputs = llm.generate([f"thread {n}"] * 5, use_tqdm=False)
+        texts[n] = [output.outputs[0].text for output in outputs]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {n: [f"thread {n}"] * 5 for n in range(4)}
+
+
+def test_get_tokenizer_gives_the_models(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("Hello there")) == "Hello there"
+
+
+def test_an_interrupt_aborts_what_runs_and_leaves_the_model_usable() -> None:
+    fake = client(endless=True)
+    fake._answer = lambda _: []
+    with LLM.from_client(fake) as llm:
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b", "c"], use_tqdm=False)
+        assert [stream.aborts for stream in fake.streams] == [1, 1, 1]
+        fake._answer = echo
+        assert llm.generate("One", use_tqdm=False)[0].outputs[0].text == "One"
+
+
+def test_a_request_that_fails_ends_the_call_and_aborts_the_others() -> None:
+    fake = client(endless=True)
+    fake._answer = lambda r: [UnavailableError("gone")] if len(fake.requests) == 2 else []
+    with LLM.from_client(fake) as llm, pytest.raises(UnavailableError, match="gone"):
+        llm.generate(["a", "b", "c"], use_tqdm=False)
+    assert all(stream.aborts == 1 for stream in fake.streams)
+
+
+def test_after_shutdown_it_says_so(fake: ReplayingClient) -> None:
+    llm = LLM.from_client(fake)
+    llm.shutdown()
+    llm.shutdown()
+    for call in (lambda: llm.generate("x"), llm.get_tokenizer, lambda: llm.chat([])):
+        with pytest.raises(FailedPreconditionError, match="shut down"):
+            call()
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="blok_size: is not a setting"):
+        LLM("somewhere", blok_size=4)
+    with pytest.raises(InvalidArgumentError, match="block_size"):
+        LLM("somewhere", block_size=0)
+
+
+def test_a_bad_template_is_refused_at_once(fake: ReplayingClient) -> None:
+    with pytest.raises(InvalidArgumentError, match="line 1"):
+        LLM.from_client(fake, chat_template="{% if %}")
