@@ -1,0 +1,205 @@
+"""Scheduling never changes the answer: the real model's tokens are the same however they were
+computed, and each test shows by the engine's counters that its path was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pagewire.config import EngineConfig
+from pagewire.outputs import FinishReason
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.engine import Engine
+from pagewire_engine.executor.single_process import SingleProcessExecutor
+from pagewire_engine.model_files import load_description, resolve_model
+from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.stats import EngineStats
+from pagewire_engine.submission import SequencePast, Submission
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 96
+NEW_TOKENS = 18
+
+# Token ids of unlike lengths; any ids of the vocabulary will do for this.
+PROMPTS = [[(17 * i * i + 31 * i + 7 * n) % 40000 + 20 for i in range(n)] for n in (5, 33, 64, 90)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+SEEDED = SamplingParams(
+    temperature=0.9,
+    top_p=0.95,
+    top_k=200,
+    seed=1234,
+    frequency_penalty=0.3,
+    max_tokens=NEW_TOKENS,
+    ignore_eos=True,
+)
+BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+Answers = dict[tuple[str, int], list[int]]
+
+
+class Laboratory:
+    """The model loaded once; each `run` is an engine of its own around it."""
+
+    def __init__(self, model: Path) -> None:
+        config = EngineConfig(model=str(model), num_blocks_override=NUM_BLOCKS, max_model_len=1024)
+        files = resolve_model(config)
+        self.eos_token_ids = load_description(files, config).eos_token_ids
+        self.executor = SingleProcessExecutor(config, files)
+
+    def engine(self, *, num_blocks: int = NUM_BLOCKS, budget: int = 512) -> Engine:
+        settings = SchedulerSettings(
+            max_num_seqs=16,
+            max_num_batched_tokens=budget,
+            max_model_len=512,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+        )
+        return Engine(self.executor, eos_token_ids=self.eos_token_ids, settings=settings)
+
+    def run(
+        self, submissions: list[Submission], *, num_blocks: int = NUM_BLOCKS, budget: int = 512
+    ) -> tuple[Answers, EngineStats]:
+        """Runs to the end; checks the pool after each step and the contiguity of all deltas."""
+        engine = self.engine(num_blocks=num_blocks, budget=budget)
+        for submission in submissions:
+            engine.add(submission)
+        starts = {
+            (s.request_id, past.index): len(past.output_token_ids)
+            for s in submissions
+            for past in s.past
+        }
+        answers: Answers = {}
+        while engine.has_work:
+            outputs = engine.step()
+            engine.scheduler.blocks.check()
+            assert not outputs.failures
+            for output in outputs.sequences:
+                key = (output.request_id, output.sequence_index)
+                tokens = answers.setdefault(key, [])
+                assert output.start == starts.get(key, 0) + len(tokens)
+                tokens += output.token_ids
+                assert output.finish_reason in (None, FinishReason.LENGTH)
+        stats = engine.stats()
+        assert stats.num_free_blocks == num_blocks
+        return answers, stats
+
+
+@pytest.fixture(scope="module")
+def laboratory(smollm2_path: Path) -> Iterator[Laboratory]:
+    laboratory = Laboratory(smollm2_path)
+    yield laboratory
+    laboratory.executor.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(laboratory: Laboratory) -> Mapping[str, Answers]:
+    """Each request with the engine for itself, its prompt in one piece."""
+    answers: dict[str, Answers] = {}
+    for name, params in (("greedy", GREEDY), ("seeded", SEEDED)):
+        answers[name] = {}
+        for submission in requests(params):
+            answer, stats = laboratory.run([submission])
+            assert stats.num_prefill_chunks == 1
+            assert stats.num_preemptions == 0
+            answers[name] |= answer
+    return answers
+
+
+def requests(params: SamplingParams) -> list[Submission]:
+    return [Submission(str(len(prompt)), prompt, params) for prompt in PROMPTS]
+
+
+def expected(alone: Mapping[str, Answers], params: SamplingParams) -> Answers:
+    return alone["greedy" if params.greedy else "seeded"]
+
+
+def test_sampling_follows_the_seed(laboratory: Laboratory, alone: Mapping[str, Answers]) -> None:
+    assert alone["greedy"] != alone["seeded"]
+    other = SamplingParams(temperature=0.9, seed=99, max_tokens=NEW_TOKENS, ignore_eos=True)
+    answers, _ = laboratory.run(requests(other))
+    assert answers != alone["seeded"]
+
+
+@BOTH
+def test_batched_equals_alone(
+    laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams
+) -> None:
+    answers, stats = laboratory.run(requests(params))
+    assert answers == expected(alone, params)
+    # All prompts in the first step, then all decodes together.
+    assert stats.step == NEW_TOKENS
+    assert stats.step_decode_tokens == len(PROMPTS)
+
+
+@BOTH
+def test_chunked_prefill_equals_whole(
+    laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams
+) -> None:
+    answers, stats = laboratory.run(requests(params), budget=23)
+    assert answers == expected(alone, params)
+    assert stats.num_prefill_chunks > len(PROMPTS)
+
+
+@BOTH
+def test_preempted_by_recompute_equals_undisturbed(
+    laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams
+) -> None:
+    answers, stats = laboratory.run(requests(params), num_blocks=14)
+    assert answers == expected(alone, params)
+    assert stats.num_preemptions > 0
+
+
+@BOTH
+def test_resumed_in_another_engine_equals_undisturbed(
+    laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams
+) -> None:
+    whole = expected(alone, params)
+    for cut in (1, NEW_TOKENS - 1):
+        resumed = [
+            Submission(
+                submission.request_id,
+                submission.prompt_token_ids,
+                params,
+                past=[SequencePast(0, whole[submission.request_id, 0][:cut])],
+                resubmission=True,
+            )
+            for submission in requests(params)
+        ]
+        answers, _ = laboratory.run(resumed)
+        assert answers == {key: tokens[cut:] for key, tokens in whole.items()}
+
+
+def test_n_sequences_share_the_prompt_and_equal_themselves_under_preemption(
+    laboratory: Laboratory,
+) -> None:
+    params = SamplingParams(n=3, temperature=0.9, seed=7, max_tokens=NEW_TOKENS, ignore_eos=True)
+    submissions = [Submission(str(len(prompt)), prompt, params) for prompt in PROMPTS[:3]]
+    roomy, roomy_stats = laboratory.run(submissions)
+    assert roomy_stats.num_preemptions == 0
+    assert roomy_stats.num_prompt_tokens == sum(len(prompt) for prompt in PROMPTS[:3])
+    assert len({tuple(tokens) for tokens in roomy.values()}) == 9
+    tight, stats = laboratory.run(submissions, num_blocks=17, budget=64)
+    assert tight == roomy
+    assert stats.num_preemptions > 0
+    # The first sequence draws what it would draw if it were the only one.
+    single = SamplingParams(temperature=0.9, seed=7, max_tokens=NEW_TOKENS, ignore_eos=True)
+    lone, _ = laboratory.run([Submission("33", PROMPTS[1], single)])
+    assert lone["33", 0] == roomy["33", 0]
+
+
+def test_abort_at_every_step_returns_every_block(laboratory: Laboratory) -> None:
+    for steps_before in range(6):
+        engine = laboratory.engine(budget=40)
+        for submission in requests(GREEDY):
+            engine.add(submission)
+        for _ in range(steps_before):
+            engine.step()
+        for submission in requests(GREEDY):
+            engine.abort(submission.request_id)
+        ends = [o for o in engine.step().sequences if o.finish_reason is FinishReason.ABORT]
+        assert sorted(o.request_id for o in ends) == sorted(r.request_id for r in requests(GREEDY))
+        assert not engine.has_work
+        engine.scheduler.blocks.check()
+        assert engine.stats().num_free_blocks == NUM_BLOCKS
