@@ -11,7 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from pagewire.errors import AlreadyExistsError, InternalError, InvalidArgumentError, PagewireError
+from pagewire.errors import (
+    AlreadyExistsError,
+    InternalError,
+    InvalidArgumentError,
+    PagewireError,
+    UnavailableError,
+)
 from pagewire.outputs import FinishReason
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.outputs import (
@@ -169,7 +175,11 @@ class Engine:
 
     def step(self) -> StepOutputs:
         """Schedules, executes and applies one step; tells what it produced, and what ended since
-        the last one."""
+        the last one.
+
+        Raises:
+            UnavailableError: the executor has lost its workers; the engine can't go on.
+        """
         started = self._clock()
         self._counters.step += 1
         schedule = self.scheduler.schedule(self._counters.step)
@@ -192,12 +202,16 @@ class Engine:
         fault fail."""
         try:
             return self._executor.execute(schedule.plan)
+        except UnavailableError:
+            raise  # the workers are gone, and that is no request's fault
         except Exception:
             logger.exception("Step %d failed; its requests are tried alone.", schedule.plan.step)
         merged = StepResult(schedule.plan.step, sampled=[])
         for request, plan in schedule.split():
             try:
                 result = self._executor.execute(plan)
+            except UnavailableError:
+                raise
             except Exception as error:
                 logger.exception("Request %s failed.", request.request_id)
                 self._fail(request, InternalError(f"the model failed on this request: {error!r}"))

@@ -166,7 +166,11 @@ class EngineLoop:
     def _run(self) -> None:
         while self._drain_inbox():
             self._progress = (self._progress[0] + 1, time.monotonic(), True)
-            outputs = self._step()
+            try:
+                outputs = self._step()
+            except UnavailableError:
+                self._give_up()
+                return
             self._progress = (outputs.step, time.monotonic(), False)
             if outputs:
                 self._tell(outputs)
@@ -199,11 +203,22 @@ class EngineLoop:
     def _step(self) -> StepOutputs:
         try:
             return self._engine.step()
+        except UnavailableError:
+            raise
         except Exception:
             # Not a request's fault, which the engine isolates, but ours: all get an answer.
             logger.exception("The engine failed in a step; all its requests fail.")
             self._engine.fail_all(InternalError("the engine failed; its log has the details"))
             return self._engine.take_outputs()
+
+    def _give_up(self) -> None:
+        """The model's workers are gone. From outside it looks like a step that never ends, which
+        is what turns health to NOT_SERVING and has the engine restarted; its requests, told
+        nothing, go on elsewhere."""
+        logger.critical("The engine has lost its workers and must be restarted.", exc_info=True)
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
 
     def _tell(self, outputs: StepOutputs) -> None:
         try:

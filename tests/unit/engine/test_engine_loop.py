@@ -264,6 +264,23 @@ def test_a_fault_of_the_engine_itself_answers_everyone_and_the_loop_lives(
     assert running.answers.reasons["y", 0] is FinishReason.LENGTH
 
 
+def test_an_engine_that_lost_its_workers_looks_stuck(start: Callable[..., Running]) -> None:
+    def die(plan: StepPlan) -> None:
+        if plan.step == 3:
+            raise UnavailableError("the worker process was killed")
+
+    running = start(FakeExecutor(32, 4, on_execute=die))
+    running.loop.submit(submission("x", range(5)))
+    assert running.loop.drain(TIMEOUT_S) == 0
+    assert running.answers.tokens["x", 0] == alone(submission("x", range(5)))[0][:2]
+    assert not running.answers.errors
+    assert not running.answers.reasons
+    progress = running.loop.progress()
+    assert (progress.step, progress.busy) == (3, True)
+    with pytest.raises(UnavailableError):
+        running.loop.submit(submission("y", range(5)))
+
+
 def test_a_publisher_that_fails_does_not_end_the_loop() -> None:
     executor = FakeExecutor(32, 4)
     calls: list[StepOutputs] = []

@@ -1,0 +1,121 @@
+"""DESIGN invariant 4 with attention, sampler and cache in place of the fake executor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewire.config import EngineConfig
+from pagewire_engine.engine import Engine
+from pagewire_engine.executor.single_process import SingleProcessExecutor
+from pagewire_engine.model_files import resolve_model
+from pagewire_engine.stats import EngineStats
+from pagewire_engine.submission import SequencePast, Submission
+from tests.fakes.tiny_models import write_tiny_model
+from tests.unit.engine.harness import settings, submission
+
+Answers = dict[str, list[list[int]]]
+
+REQUESTS = [
+    submission("greedy", range(3, 20), max_tokens=14),
+    submission("seeded", range(40, 51), max_tokens=14, temperature=1.0, seed=5),
+    submission(
+        "penalised twins",
+        range(90, 103),
+        n=2,
+        max_tokens=12,
+        temperature=0.8,
+        seed=-3,
+        presence_penalty=0.5,
+        repetition_penalty=1.3,
+        top_p=0.9,
+    ),
+    submission("short", [7], max_tokens=14, min_tokens=5, ignore_eos=False),
+]
+
+
+@pytest.fixture(
+    scope="module", params=["llama-biases-untied-odd-heads", "qwen2-window-in-upper-layers"]
+)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model."""
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_model(folder, request.param)
+    return folder
+
+
+def answers(
+    model: Path, requests: list[Submission], *, num_blocks: int = 64, **limits: Any
+) -> tuple[Answers, EngineStats]:
+    """Runs all requests together."""
+    config = EngineConfig(
+        model=str(model),
+        device="cpu",
+        dtype="float32",
+        skip_tokenizer_init=True,
+        block_size=4,
+        num_blocks_override=num_blocks,
+    )
+    executor = SingleProcessExecutor(config, resolve_model(config))
+    engine = Engine(
+        executor, eos_token_ids=[257], settings=settings(num_blocks=num_blocks, **limits)
+    )
+    told: Answers = {}
+    for request in requests:
+        told[request.request_id] = [[] for _ in range(request.sampling_params.n)]
+        for past in request.past:
+            told[request.request_id][past.index] += past.output_token_ids
+        engine.add(request)
+    while engine.has_work:
+        outputs = engine.step()
+        assert not outputs.failures
+        for output in outputs.sequences:
+            told[output.request_id][output.sequence_index] += output.token_ids
+    engine.scheduler.blocks.check()
+    executor.shutdown()
+    return told, engine.stats()
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> Answers:
+    """Each request by itself, its prompt in one step."""
+    return {r.request_id: answers(model, [r])[0][r.request_id] for r in REQUESTS}
+
+
+def test_together(model: Path, alone: Answers) -> None:
+    told, stats = answers(model, REQUESTS)
+    assert told == alone
+    assert stats.num_prefill_chunks == len(REQUESTS)
+
+
+def test_in_chunks(model: Path, alone: Answers) -> None:
+    told, stats = answers(model, REQUESTS, max_num_batched_tokens=5)
+    assert told == alone
+    assert stats.num_prefill_chunks > 2 * len(REQUESTS)
+
+
+def test_preempted(model: Path, alone: Answers) -> None:
+    told, stats = answers(model, REQUESTS, num_blocks=14, max_num_batched_tokens=24)
+    assert told == alone
+    assert stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_past", [1, 6])
+def test_resumed_in_another_engine(model: Path, alone: Answers, num_past: int) -> None:
+    requests = [
+        replace(
+            request,
+            past=[
+                SequencePast(index, tokens[:num_past])
+                for index, tokens in enumerate(alone[request.request_id])
+            ],
+        )
+        for request in REQUESTS
+    ]
+    told, stats = answers(model, requests, max_num_batched_tokens=16)
+    assert told == alone
+    num_tokens = sum(len(tokens) for sequences in alone.values() for tokens in sequences)
+    assert stats.num_generation_tokens == num_tokens - 5 * num_past
