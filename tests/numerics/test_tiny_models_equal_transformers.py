@@ -12,7 +12,7 @@ from tests.fakes.step_driver import StepDriver, load
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 NUM_TOKENS = 64
-TOLERANCE = 4e-5
+TOLERANCE = 1e-4
 
 
 def _prompts() -> list[list[int]]:
@@ -35,7 +35,7 @@ def test_logits_and_greedy_tokens_equal_transformers(tiny: tuple[Path, Any]) -> 
     for prompt, output, ours in zip(prompts, outputs, logits, strict=True):
         expected = _reference_logits(reference, prompt + output[:-1])
         decided = expected[len(prompt) - 1 :].topk(2).values
-        assert (decided[:, 0] - decided[:, 1]).min() > 2 * TOLERANCE, "a tie: use another seed"
+        assert (decided[:, 0] - decided[:, 1]).min() > TOLERANCE, "a tie: use another seed"
         # If each of our tokens is the likeliest after all before it, then by induction they are
         # what greedy decoding gives there.
         assert output == expected[len(prompt) - 1 :].argmax(-1).tolist()
