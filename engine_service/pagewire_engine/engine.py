@@ -83,8 +83,11 @@ class Engine:
             if request.live:
                 self.scheduler.add(request)
         except PagewireError as error:
-            self._outputs.failures.append(RequestFailure(submission.request_id, error))
-            self._counters.num_requests_failed += 1
+            self._refuse(submission, error)
+            return
+        except Exception as error:
+            logger.exception("Request %s could not be taken on.", submission.request_id)
+            self._refuse(submission, InternalError(f"the request could not be read: {error!r}"))
             return
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
@@ -165,6 +168,10 @@ class Engine:
             eos_token_ids=self._eos_token_ids,
             now=self._clock(),
         )
+
+    def _refuse(self, submission: Submission, error: PagewireError) -> None:
+        self._outputs.failures.append(RequestFailure(submission.request_id, error))
+        self._counters.num_requests_failed += 1
 
     def _draw_seed(self, request_id: str) -> int:
         """A seed for a request that came without one, the same in every run."""

@@ -164,16 +164,15 @@ class EngineLoop:
     # -- the loop's thread -------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._drain_inbox():
-            self._progress = (self._progress[0] + 1, time.monotonic(), True)
-            try:
+        try:
+            while self._drain_inbox():
+                self._progress = (self._progress[0] + 1, time.monotonic(), True)
                 outputs = self._step()
-            except UnavailableError:
-                self._give_up()
-                return
-            self._progress = (outputs.step, time.monotonic(), False)
-            if outputs:
-                self._tell(outputs)
+                self._progress = (outputs.step, time.monotonic(), False)
+                if outputs:
+                    self._tell(outputs)
+        except Exception:
+            self._give_up()
 
     def _drain_inbox(self) -> bool:
         """Hands what came in to the engine; sleeps until there is work. False: stop."""
@@ -212,10 +211,11 @@ class EngineLoop:
             return self._engine.take_outputs()
 
     def _give_up(self) -> None:
-        """The model's workers are gone. From outside it looks like a step that never ends, which
-        is what turns health to NOT_SERVING and has the engine restarted; its requests, told
-        nothing, go on elsewhere."""
-        logger.critical("The engine has lost its workers and must be restarted.", exc_info=True)
+        """The model's workers are gone, or the loop has a fault. From outside it looks like a step
+        that never ends, which turns health to NOT_SERVING and has the engine restarted; its
+        requests, told nothing, go on elsewhere."""
+        logger.critical("The engine can't go on and must be restarted.", exc_info=True)
+        self._progress = (self._progress[0], time.monotonic(), True)
         with self._wake:
             self._stopping = True
             self._wake.notify_all()

@@ -281,6 +281,16 @@ def test_an_engine_that_lost_its_workers_looks_stuck(start: Callable[..., Runnin
         running.loop.submit(submission("y", range(5)))
 
 
+def test_a_loop_with_a_fault_of_its_own_looks_stuck(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    monkeypatch.setattr(running.engine, "abort", lambda *_: 1 / 0)
+    running.loop.abort("x")
+    assert running.loop.drain(TIMEOUT_S) == 0
+    assert running.loop.progress().busy
+
+
 def test_a_publisher_that_fails_does_not_end_the_loop() -> None:
     executor = FakeExecutor(32, 4)
     calls: list[StepOutputs] = []

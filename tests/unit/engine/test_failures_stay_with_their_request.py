@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pagewire.errors import InternalError, UnavailableError
 from pagewire_engine.step import StepPlan
-from tests.unit.engine.harness import Harness, alone, settings, submission
+from tests.unit.engine.harness import Harness, Recorded, alone, settings, submission
 
 POISON = 666
 
@@ -104,3 +106,15 @@ def test_fail_all_answers_everyone_once() -> None:
     assert harness.engine.fail_all(UnavailableError("gone")) == 0
     harness.run()
     assert all(isinstance(r.error, UnavailableError) for r in harness.requests.values())
+
+
+def test_a_submission_that_can_not_be_read_harms_nobody() -> None:
+    harness = Harness()
+    neighbour = submission("y", range(6))
+    broken = replace(submission("x", range(5)), past=[None])  # type: ignore[list-item]  # on purpose
+    harness.engine.add(broken)
+    harness.requests["x"] = Recorded()
+    harness.add(neighbour)
+    harness.run()
+    assert isinstance(harness.requests["x"].error, InternalError)
+    assert harness.tokens("y") == alone(neighbour)
