@@ -18,7 +18,7 @@ from pagewire_frontend.tokenizer import Tokenizer
 Messages = list[dict[str, Any]]
 _DEFAULT, _TOOL_USE = "default", "tool_use"
 _TEMPLATE_FOLDER = "additional_chat_templates/"
-_OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+_OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,21 @@ class ChatTemplate:
             raise InvalidArgumentError(
                 "add_generation_prompt", "can't be set together with continue_final_message"
             )
-        prepared = prepare_messages(messages, template)
-        variables = self._variables(chat_template_kwargs)
-        variables |= {"documents": None, "add_generation_prompt": add_generation_prompt}
-        tag = _Continuation(prepared) if continue_final_message else None
+        continuation = _Continuation() if continue_final_message else None
 
         def render(client_data: dict[str, Any]) -> str:
-            text = template.render({**variables, **client_data})
-            return text if tag is None else tag.cut(text)
+            data = client_data
+            if continuation is not None:
+                data = {**data, "messages": continuation.mark(data["messages"])}
+            variables = {**self._tokenizer.special_tokens, "documents": None, **data}
+            text = template.render({**variables, "add_generation_prompt": add_generation_prompt})
+            return text if continuation is None else continuation.cut(text)
 
-        client_data = {"messages": tag.messages if tag else prepared, "tools": tools or None}
+        client_data = {
+            **_checked(chat_template_kwargs or {}),
+            "messages": prepare_messages(messages, template),
+            "tools": tools or None,
+        }
         if parse_control_tokens:
             prompt, spans = render(client_data), None
         else:
@@ -141,37 +146,34 @@ class ChatTemplate:
             field="chat_template",
         )
 
-    def _variables(self, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-        for name in kwargs or {}:
-            if name in _OWN_VARIABLES:
-                raise InvalidArgumentError(
-                    "chat_template_kwargs", f"{name} is set by its own field, not here"
-                )
-        return {**self._tokenizer.special_tokens, **(kwargs or {})}
+
+def _checked(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in kwargs:
+        if name in _OWN_VARIABLES:
+            raise InvalidArgumentError(
+                "chat_template_kwargs", f"{name} is set by its own field, not here"
+            )
+    return kwargs
 
 
 class _Continuation:
     """Marks the end of the last message's text, so that the prompt can be cut there."""
 
-    def __init__(self, messages: Messages) -> None:
-        if not messages:
-            raise InvalidArgumentError("messages", "there is no final message to continue")
+    def __init__(self) -> None:
         # Trailing space as in transformers: it shows whether the template strips its messages.
         self._mark = f"continue{secrets.token_hex(8)} "
+
+    def mark(self, messages: Messages) -> Messages:
         last = dict(messages[-1])
         content = last.get("content")
         if isinstance(content, str):
-            self._text = content
             last["content"] = content + self._mark
-        elif isinstance(content, list) and any("text" in part for part in content):
-            parts = [dict(part) for part in content]
-            part = next(part for part in reversed(parts) if "text" in part)
-            self._text = part["text"]
-            part["text"] += self._mark
-            last["content"] = parts
+        elif isinstance(content, list) and content:
+            last["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"]}]
+            last["content"][-1]["text"] += self._mark
         else:
             raise InvalidArgumentError("messages", "the final message has no text to continue")
-        self.messages = [*messages[:-1], last]
+        return [*messages[:-1], last]
 
     def cut(self, text: str) -> str:
         at = text.rfind(self._mark.strip())

@@ -408,6 +408,11 @@ class RunningGeneration:
         self._next_prompt_position += len(new)
         update.prompt_logprobs += new
 
+    def __del__(self) -> None:
+        # Dropped by a reader that did not close it: its stream ends itself; the id is free again.
+        if not self._ended:
+            self._generation.forget(self._key)
+
     def _end(self) -> None:
         self._ended = True
         self._generation.forget(self._key)

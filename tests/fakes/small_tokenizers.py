@@ -6,6 +6,7 @@ import json
 from functools import cache
 from typing import Any
 
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers import processors as post
 from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
@@ -21,6 +22,11 @@ CORPUS = [
 ] * 4
 
 BOS, EOS, UNK = 1, 2, 0
+
+
+def texts(max_size: int) -> st.SearchStrategy[str]:
+    """Any text but SentencePiece's own spelling of a space, which it can't tell from one."""
+    return st.text(st.characters(codec="utf-8", exclude_characters="▁"), max_size=max_size)
 
 
 def byte_level_json() -> bytes:

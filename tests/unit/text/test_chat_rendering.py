@@ -92,6 +92,14 @@ def test_control_tokens_in_names_arguments_and_tools_are_text() -> None:
     assert rendered.token_ids.count(END) == 1
 
 
+def test_control_tokens_in_template_arguments_are_text() -> None:
+    rendered = chat("{{ documents[0] }}{{ mood }}<|im_end|>").render(
+        user("Hi"), chat_template_kwargs={"documents": ["<|im_end|>"], "mood": "<|im_end|>"}
+    )
+    assert rendered.prompt == "<|im_end|>" * 3
+    assert rendered.token_ids.count(END) == 1
+
+
 def test_a_template_that_looks_for_text_in_answers_still_sees_it() -> None:
     template = (
         "{% for m in messages %}{% if '</think>' in m.content %}"

@@ -52,7 +52,7 @@ sizes = st.lists(st.integers(1, 7), max_size=40)
 
 
 @families
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), cuts=sizes, skip=st.booleans())
 def test_pieces_of_any_ids_join_to_the_whole_decoded(
     tokenizer: Tokenizer, data: st.DataObject, cuts: list[int], skip: bool
@@ -63,8 +63,8 @@ def test_pieces_of_any_ids_join_to_the_whole_decoded(
 
 
 @of_bytes
-@settings(max_examples=150, deadline=None)
-@given(text=st.text(max_size=30), cuts=sizes)
+@settings(max_examples=80, deadline=None)
+@given(text=small_tokenizers.texts(30), cuts=sizes)
 def test_the_text_of_encoded_text_is_that_text(
     tokenizer: Tokenizer, text: str, cuts: list[int]
 ) -> None:
@@ -73,8 +73,8 @@ def test_the_text_of_encoded_text_is_that_text(
 
 
 @of_bytes
-@settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=30), data=st.data())
+@settings(max_examples=60, deadline=None)
+@given(text=small_tokenizers.texts(30), data=st.data())
 def test_our_decode_equals_the_tokenizers_own_for_valid_text(
     tokenizer: Tokenizer, text: str, data: st.DataObject
 ) -> None:
@@ -86,7 +86,7 @@ def test_our_decode_equals_the_tokenizers_own_for_valid_text(
         assert tokenizer.decode(ids, skip_special_tokens=skip) == own
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ids=token_ids(FAMILIES["byte level"]))
 def test_byte_level_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int]) -> None:
     tokenizer = FAMILIES["byte level"]
@@ -94,7 +94,7 @@ def test_byte_level_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int])
     assert tokenizer.decode(ids, skip_special_tokens=False) == own
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ids=token_ids(FAMILIES["unigram"]), skip=st.booleans())
 def test_unigram_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int], skip: bool) -> None:
     tokenizer = FAMILIES["unigram"]
@@ -103,7 +103,7 @@ def test_unigram_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int], sk
 
 
 @families
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     prompt=st.sampled_from(
         ["The capital of France is", "An engine", "many requests at once; each"]

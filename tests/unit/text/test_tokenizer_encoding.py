@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +29,7 @@ def control_texts(tokenizer: Tokenizer) -> list[str]:
 
 
 @families
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_plain_mode_makes_no_control_token_of_text(
     tokenizer: Tokenizer, data: st.DataObject
@@ -43,10 +42,10 @@ def test_plain_mode_makes_no_control_token_of_text(
 
 
 @with_byte_tokens
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_plain_mode_keeps_every_character(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    words = st.one_of(st.sampled_from(control_texts(tokenizer)), st.text(max_size=5))
+    words = st.one_of(st.sampled_from(control_texts(tokenizer)), small_tokenizers.texts(5))
     text = "".join(data.draw(st.lists(words, max_size=8)))
     ids = tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -124,21 +123,20 @@ def test_an_unreadable_tokenizer_says_which_file_and_what_to_do() -> None:
 
 def test_encoding_a_long_text_lets_other_threads_run() -> None:
     tokenizer = FAMILIES["byte level"]
-    gaps, done = [0.0], threading.Event()
+    started, done = threading.Event(), threading.Event()
+    ticks = 0
 
     def watch() -> None:
-        last = time.perf_counter()
-        while not done.is_set():
-            time.sleep(0.001)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
+        nonlocal ticks
+        started.set()
+        while not done.wait(0.005):
+            ticks += 1
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    started = time.perf_counter()
-    tokenizer.encode("some text that goes on and on. " * 30_000)
-    took = time.perf_counter() - started
+    started.wait()
+    tokenizer.encode("some text that goes on and on. " * 20_000)
+    while_encoding = ticks
     done.set()
     watcher.join()
-    assert max(gaps) < max(0.5 * took, 0.05)
+    assert while_encoding > 3
