@@ -87,15 +87,24 @@ def _check_free(addresses: Sequence[tuple[int, str]], port: int, flag: str) -> N
             if error.errno == errno.EACCES:
                 raise SettingsError(f"{flag}: this user may not use port {port}") from None
     if not bound:
-        raise SettingsError(f"--host: no address of this machine is {addresses[0][1]}")
+        raise SettingsError(f"--host: {addresses[0][1]} is no address of this machine")
 
 
 def free_port(addresses: Sequence[tuple[int, str]]) -> int:
-    """A port that is free on all the addresses this machine has of them."""
+    """A port that is free on all the addresses this machine has of them.
+
+    Raises:
+        SettingsError: the first address is not this machine's, or no port is free.
+    """
     for _ in range(100):
         family, address = addresses[0]
-        with _bind(family, address, 0) as probe:
-            port = int(probe.getsockname()[1])
+        try:
+            with _bind(family, address, 0) as probe:
+                port = int(probe.getsockname()[1])
+        except OSError as error:
+            raise SettingsError(
+                f"--host: {address} is no address of this machine ({error.strerror})"
+            ) from None
         try:
             _check_free(addresses, port, "--http-port")
         except SettingsError:

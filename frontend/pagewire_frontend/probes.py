@@ -81,8 +81,8 @@ class GrpcProbe:
         now = time.monotonic()
         if not isinstance(stats, engine_pb2.GetStatsResponse):  # the end of the stream
             return 0.0
-        mark = (stats.epoch, stats.step)
         busy = stats.num_running + stats.num_waiting + stats.num_swapped > 0
+        mark = (stats.epoch, stats.step, int(busy))
         if not busy or mark != self._progress[0]:
             self._progress = (mark, now)
         return now - self._progress[1]
