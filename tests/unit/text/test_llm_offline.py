@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -232,3 +235,29 @@ def test_an_unknown_setting_is_named() -> None:
 def test_a_bad_template_is_refused_at_once(fake: ReplayingClient) -> None:
     with pytest.raises(InvalidArgumentError, match="line 1"):
         LLM.from_client(fake, chat_template="{% if %}")
+
+
+def test_a_script_that_forgets_to_shut_down_ends_quietly(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio\n"
+        "from pagewire import LLM\n"
+        "from tests.unit.text.test_llm_offline import client\n"
+        "fake = client()\n"
+        "async def close():\n"
+        "    await asyncio.to_thread(print, 'closed')\n"
+        "fake.close = close\n"
+        "llm = LLM.from_client(fake)\n"
+        "print(llm.generate('One', use_tqdm=False)[0].outputs[0].text)\n"
+    )
+    root = str(Path(__file__).parents[3])
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.split() == ["One", "closed"]
+    assert ended.stderr == ""
