@@ -201,7 +201,8 @@ class _HttpServer:
             await asyncio.sleep(0.005)
 
     async def stop(self, grace_s: float) -> None:
-        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        # Whole seconds, and 0 would not even let idle connections close.
+        self._server.config.timeout_graceful_shutdown = max(1, math.ceil(grace_s))
         self._server.should_exit = True
         if self._task is not None:
             await self._task

@@ -27,11 +27,12 @@ CHATML = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
-    """One token a byte (ids 0 to 255, in the order of ByteLevel's alphabet), and three control
-    tokens."""
-    alphabet = sorted(ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+def byte_tokenizer(num_words: int = 0) -> Tokenizer:
+    """One token a byte (ids 0 to 255, in the order of ByteLevel's alphabet), words that no text
+    makes, and three control tokens."""
+    words = [f"w{i}" for i in range(num_words)]
+    vocab = {text: i for i, text in enumerate([*sorted(ByteLevel.alphabet()), *words])}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens(
@@ -43,6 +44,19 @@ def byte_tokenizer() -> Tokenizer:
 _TOKENIZER = byte_tokenizer()
 VOCAB_SIZE = _TOKENIZER.get_vocab_size()
 EOS_ID = int(_TOKENIZER.token_to_id(IM_END) or 0)
+
+
+def tokenizer_files(
+    chat_template: str | None = CHATML, tokenizer: Tokenizer | None = None
+) -> dict[str, bytes]:
+    """Files as an engine hands them out."""
+    config = {"eos_token": IM_END, "bos_token": BOS}
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    return {
+        "tokenizer.json": (tokenizer or _TOKENIZER).to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
 
 
 def ids_of(text: str) -> list[int]:
@@ -115,15 +129,7 @@ class FakeEngineClient:
         return self.is_ready
 
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
-        if not self.has_tokenizer:
-            return {}
-        config = {"eos_token": IM_END, "bos_token": BOS}
-        if self.chat_template is not None:
-            config["chat_template"] = self.chat_template
-        return {
-            "tokenizer.json": _TOKENIZER.to_str().encode(),
-            "tokenizer_config.json": json.dumps(config).encode(),
-        }
+        return tokenizer_files(self.chat_template) if self.has_tokenizer else {}
 
     async def submit(self, request: EngineRequest) -> FakeStream:
         self.requests.append(request)

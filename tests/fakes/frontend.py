@@ -60,9 +60,7 @@ async def grpc_stub(server: FrontendServer) -> AsyncIterator[Any]:
 
 def chat_request(text: str = "hi", **fields: Any) -> inference_pb2.ChatRequest:
     """A ChatRequest with one user message."""
-    message = inference_pb2.ChatMessage(
-        role="user", content=[inference_pb2.ContentPart(text=text)]
-    )
+    message = inference_pb2.ChatMessage(role="user", content=[inference_pb2.ContentPart(text=text)])
     return inference_pb2.ChatRequest(messages=[message], **fields)
 
 

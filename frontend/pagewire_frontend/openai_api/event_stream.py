@@ -61,6 +61,8 @@ class EventStream(Response):
         attending = asyncio.create_task(self._attend(receive))
         try:
             await asyncio.wait({producing, attending}, return_when=asyncio.FIRST_COMPLETED)
+            if producing.done():
+                producing.result()
         finally:
             await _cancel(producing, attending)
             await self._cleanup()

@@ -19,7 +19,7 @@ from pagewire_frontend.request_ids import new_request_id, usable_request_id
 
 # How long a refused upload is still read and thrown away. Closing at once would reset the
 # connection, and most clients would then report that instead of the answer.
-_LINGER_S = 5.0
+LINGER_S = 5.0
 _REQUEST_ID = "x-request-id"
 
 
@@ -98,7 +98,7 @@ def _lingering(receive: Receive, send: Send) -> Send:
             return
         await send({**message, "more_body": True})
         try:
-            async with asyncio.timeout(_LINGER_S):
+            async with asyncio.timeout(LINGER_S):
                 more = True
                 while more:
                     received = await receive()

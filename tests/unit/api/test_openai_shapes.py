@@ -123,9 +123,7 @@ async def test_completions_stop_at_sixteen_tokens_unless_told() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_prompts_and_sequences_get_indexes_prompt_by_prompt(stream: bool) -> None:
-    client = FakeEngineClient(
-        reply=lambda request, index: f"{request.prompt_token_ids[0]}-{index}"
-    )
+    client = FakeEngineClient(reply=lambda request, index: f"{request.prompt_token_ids[0]}-{index}")
     answer = await complete(client, prompt=[[65], [66, 67], [68]], n=2, stream=stream)
     texts = dict.fromkeys(range(6), "")
     for part in answer[:-1] if stream else [answer]:

@@ -74,9 +74,7 @@ class Context:
         self.code: grpc.StatusCode | None = None
         self.status = status_pb2.Status()
 
-    async def abort(
-        self, code: grpc.StatusCode, details: str, trailing_metadata: Any = ()
-    ) -> None:
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any = ()) -> None:
         self.code = code
         self.status.ParseFromString(dict(trailing_metadata)["grpc-status-details-bin"])
         assert self.status.message == details
@@ -310,9 +308,7 @@ async def test_tools_reach_the_template_when_none_may_be_called() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"a":' * 2000, b'{"prompt": "\\ud800"}']
 )
-async def test_http_refuses_what_is_not_a_json_object(
-    http: httpx.AsyncClient, body: bytes
-) -> None:
+async def test_http_refuses_what_is_not_a_json_object(http: httpx.AsyncClient, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     response = await http.post("/v1/completions", content=body, headers=headers)
     error_of(response)

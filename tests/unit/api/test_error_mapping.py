@@ -1,0 +1,105 @@
+"""Each kind of error has one gRPC code and one HTTP status."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import orjson
+import pytest
+from google.rpc import error_details_pb2
+
+from pagewire.errors import (
+    ErrorCode,
+    InvalidArgumentError,
+    PagewireError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from pagewire_frontend.faults import as_pagewire_error
+from pagewire_frontend.grpc_api.errors import field_path, to_status
+from pagewire_frontend.openai_api.errors import (
+    RequestTooLargeError,
+    describe,
+    error_response,
+    http_status,
+)
+
+
+def error_with(code: ErrorCode) -> PagewireError:
+    error = PagewireError("text")
+    error.code = code
+    return error
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_code_has_a_status_in_both_apis(code: ErrorCode) -> None:
+    error = error_with(code)
+    assert to_status(error).code == grpc.StatusCode[code.name].value[0]
+    assert 400 <= http_status(error) < 600
+    assert orjson.loads(describe(error))["error"]["code"] == code.name.lower()
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.INVALID_ARGUMENT, 400),
+        (ErrorCode.ALREADY_EXISTS, 400),
+        (ErrorCode.UNAUTHENTICATED, 401),
+        (ErrorCode.NOT_FOUND, 404),
+        (ErrorCode.RESOURCE_EXHAUSTED, 429),
+        (ErrorCode.INTERNAL, 500),
+        (ErrorCode.UNIMPLEMENTED, 501),
+        (ErrorCode.UNAVAILABLE, 503),
+        (ErrorCode.DEADLINE_EXCEEDED, 504),
+    ],
+)
+def test_http_statuses(code: ErrorCode, status: int) -> None:
+    assert error_response(error_with(code)).status_code == status
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    error = ResourceExhaustedError("the queue is full", retry_after_s=2.5)
+    (detail,) = to_status(error).details
+    retry = error_details_pb2.RetryInfo()
+    assert detail.Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 2500
+    assert error_response(error).headers["retry-after"] == "3"
+
+
+def test_a_lost_engine_says_when_to_come_back_by_default() -> None:
+    (detail,) = to_status(UnavailableError("gone")).details
+    assert detail.TypeName() == "google.rpc.RetryInfo"
+    assert error_response(UnavailableError("gone")).headers["retry-after"] == "5"
+
+
+def test_a_body_that_is_too_large_is_413_and_not_429() -> None:
+    response = error_response(RequestTooLargeError(1024))
+    assert response.status_code == 413
+    assert b"1024" in response.body
+
+
+def test_fields_are_paths_in_the_request_message() -> None:
+    assert field_path("top_p") == "sampling_params.top_p"
+    assert field_path("stop") == "text_params.stop"
+    assert field_path("chat_template") == "template_params.chat_template"
+    assert field_path("messages[0].role") == "messages[0].role"
+    assert to_status(InvalidArgumentError("top_p", "is wrong")).message == (
+        "sampling_params.top_p: is wrong"
+    )
+
+
+def test_an_unexpected_exception_is_logged_without_its_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    prompt = "my" + " secret"  # in two, since frames quote the source
+    try:
+        raise ValueError(prompt)
+    except ValueError as exception:
+        with caplog.at_level(logging.DEBUG):
+            error = as_pagewire_error(exception)
+    assert error.code == ErrorCode.INTERNAL
+    assert prompt not in str(error)
+    assert prompt not in caplog.text
+    assert "ValueError" in caplog.text
+    assert "test_error_mapping.py" in caplog.text

@@ -1,0 +1,130 @@
+"""What the gRPC streams put into messages, and how large these get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire_frontend.grpc_api import responses, streams
+from pagewire_frontend.grpc_api.inference import InferenceServicer
+from tests.fakes.fake_engine_client import EOS_ID, MODEL, FakeEngineClient, ids_of
+from tests.fakes.frontend import chat_request, make_serving
+
+# In place of the real budget, so that the test need not build megabytes.
+BUDGET = 32_000
+
+
+def test_the_budget_leaves_room_below_the_clients_default_limit() -> None:
+    # A message ends at the first position beyond the budget, and what is not logprobs comes on top.
+    assert responses.MESSAGE_BUDGET <= (4 << 20) - (1 << 20)
+
+
+@pytest.fixture
+def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "MESSAGE_BUDGET", BUDGET)
+    monkeypatch.setattr(streams, "MESSAGE_BUDGET", BUDGET)
+
+
+class Context:
+    """Keeps what is written, as the wire would: serialised at once."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.messages: list[Any] = []
+
+    async def write(self, message: Any) -> None:
+        data = message.SerializeToString()
+        self.sizes.append(len(data))
+        self.messages.append(type(message).FromString(data))
+
+
+async def stream(client: FakeEngineClient, method: str, request: Any) -> Context:
+    context = Context()
+    servicer = InferenceServicer(await make_serving(client))
+    await getattr(servicer, method)(request, context)
+    return context
+
+
+async def test_chat_messages_carry_what_is_new_and_usage_comes_last() -> None:
+    client = FakeEngineClient(tokens_a_step=2)
+    context = await stream(client, "Chat", chat_request(request_id="mine"))
+    messages = context.messages
+    assert {(message.request_id, message.model) for message in messages} == {("mine", MODEL)}
+    assert "".join(message.choices[0].content for message in messages) == "Hello, world!"
+    ids = [i for message in messages for i in message.choices[0].token_ids]
+    assert ids == [*ids_of("Hello, world!"), EOS_ID]
+    assert [message.HasField("usage") for message in messages] == [False] * 6 + [True]
+    assert messages[-1].choices[0].finish_reason == sampling_pb2.FINISH_REASON_STOP
+    assert messages[-1].usage.completion_tokens == 14
+    assert messages[-1].usage.total_s >= messages[-1].usage.time_to_first_token_s > 0
+
+
+async def test_generate_tells_sequences_apart_and_why_they_stopped() -> None:
+    client = FakeEngineClient(reply=lambda request, index: ["abc", "xyz"][index])
+    request = inference_pb2.GenerateRequest(
+        text="p", sampling_params={"n": 2}, text_params={"stop": ["y"]}
+    )
+    context = await stream(client, "Generate", request)
+    texts = {0: "", 1: ""}
+    ends = {}
+    for message in context.messages:
+        for output in message.outputs:
+            texts[output.index] += output.text
+            if output.finish_reason:
+                ends[output.index] = (output.finish_reason, output.stop_string)
+    assert texts == {0: "abc", 1: "x"}
+    stop = sampling_pb2.FINISH_REASON_STOP
+    assert ends == {0: (stop, ""), 1: (stop, "y")}
+
+
+@pytest.mark.usefixtures("small_budget")
+async def test_long_prompt_logprobs_come_in_several_messages() -> None:
+    client = FakeEngineClient(max_model_len=40_000)
+    prompt = [i % 256 for i in range(600)]
+    request = inference_pb2.GenerateRequest(
+        token_ids={"ids": prompt}, sampling_params={"prompt_logprobs": 20}
+    )
+    context = await stream(client, "Generate", request)
+    positions = [position for m in context.messages for position in m.prompt_logprobs]
+    assert [position.token.token_id for position in positions] == prompt[1:]
+    assert all(len(position.top) == 20 for position in positions)
+    assert sum(context.sizes) > 3 * BUDGET
+    assert max(context.sizes) < 1.2 * BUDGET
+    first_output = next(i for i, message in enumerate(context.messages) if message.outputs)
+    assert not any(message.prompt_logprobs for message in context.messages[first_output:])
+
+
+@pytest.mark.usefixtures("small_budget")
+async def test_long_output_logprobs_of_one_turn_come_in_several_messages() -> None:
+    text = "x" * 150
+    client = FakeEngineClient(
+        reply=lambda request, index: text, tokens_a_step=150, max_model_len=40_000
+    )
+    request = inference_pb2.GenerateRequest(
+        text="p", sampling_params={"logprobs": 20, "max_tokens": 150, "n": 2}
+    )
+    context = await stream(client, "Generate", request)
+    assert sum(context.sizes) > 3 * BUDGET
+    assert max(context.sizes) < 1.2 * BUDGET
+    for index in (0, 1):
+        outputs = [o for m in context.messages for o in m.outputs if o.index == index]
+        assert "".join(output.text for output in outputs) == text
+        positions = [position for output in outputs for position in output.logprobs]
+        assert len(positions) == 150
+        assert {position.token.text for position in positions} == {"x"}
+        assert [bool(output.finish_reason) for output in outputs].index(True) == len(outputs) - 1
+
+
+async def test_template_arguments_reach_the_template() -> None:
+    template = "{{ mood }}{{ count }}{{ messages[0].content }}"
+    client = FakeEngineClient(chat_template=template)
+    serving = await make_serving(client)
+    request = inference_pb2.RenderChatRequest(
+        messages=chat_request("hi").messages,
+        template_params={"chat_template_kwargs": {"mood": "calm", "count": 3}},
+    )
+    rendered = await InferenceServicer(serving).RenderChat(request, Context())  # type: ignore[arg-type]  # unused
+    assert rendered.prompt == "calm3hi"
+    assert list(rendered.token_ids) == ids_of("calm3hi")
