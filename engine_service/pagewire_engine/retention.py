@@ -40,6 +40,18 @@ class FrameColumns:
         self.token_id: list[int] = []
         self.room = MAX_FRAME_BYTES
 
+    def reserve(self, count: int, cost: int) -> int:
+        """Takes room for up to `count` items of `cost` bytes each.
+
+        Returns:
+            How many there was room for, at least one; fewer than asked means that the frame is full.
+        """
+        self.room -= count * cost
+        if self.room >= 0:
+            return count
+        granted = max(1, (self.room + count * cost) // cost)
+        return granted
+
     def finish(self) -> None:
         """Moves the columns into the message."""
         message = self.message
@@ -124,9 +136,7 @@ class SequenceLog:
             cost = _TOKEN_BYTES
             if self.logprobs:
                 cost += _logprob_bytes(self.logprobs[0])
-            if count * cost > frame.room:
-                count = max(1, frame.room // cost)
-            frame.room -= count * cost
+            count = frame.reserve(count, cost)
             frame.stream.append(self.stream)
             frame.sequence.append(self.sequence)
             frame.start.append(self.cursor)
@@ -201,11 +211,10 @@ class PromptLog:
     def write(self, frame: FrameColumns) -> int:
         done = self.cursor - self.first
         cost = _logprob_bytes(self.positions[done])
-        count = min(len(self.positions) - done, max(1, frame.room // cost))
+        count = frame.reserve(len(self.positions) - done, cost)
         entry = frame.message.prompt_logprobs.add(stream=self.stream, start=self.cursor)
         for position in self.positions[done : done + count]:
             fill_position(entry.positions.add(), position)
-        frame.room -= count * cost
         self.cursor += count
         return self.cursor
 
