@@ -23,6 +23,8 @@ _LAST_BACKOFF_S = 30.0
 # A child that ran this long had recovered: its next crash starts a new series.
 _SETTLED_S = 60.0
 _MAX_FAILED_STARTS = 3
+# make and `timeout` pass a signal on that this process was sent too: one request, not two.
+_ONE_REQUEST_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Supervisor:
         self._states = {service.name: _State() for service in services}
         self._width = max((len(service.name) for service in services), default=0)
         self._announced = False
+        self._asked_to_stop_at = 0.0
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -120,12 +123,16 @@ class Supervisor:
             await asyncio.gather(stop, *keepers, return_exceptions=True)
 
     def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
         if self._stopping.is_set():
+            if now - self._asked_to_stop_at < _ONE_REQUEST_S:
+                return
             self._report("a second signal: killing what still runs")
             for state in self._states.values():
                 if state.child is not None:
                     state.child.kill()
             return
+        self._asked_to_stop_at = now
         self._report(f"{signal.Signals(number).name}: shutting down")
         self._stopping.set()
 

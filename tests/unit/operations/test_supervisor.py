@@ -204,6 +204,30 @@ async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path, output: Ou
     assert "engine did not end in 0.1 s" in output.read().err
 
 
+async def test_a_second_signal_kills_but_an_echo_of_the_first_does_not(
+    tmp_path: Path, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "pathlib.Path(sys.argv[1]).write_text('up')\n"
+        "time.sleep(60)\n"
+    )
+    task = asyncio.create_task(
+        supervise(service(tmp_path, "engine", program), shutdown_timeout_s=30).run()
+    )
+    await until(lambda: "all is ready" in output.read().out)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: "shutting down" in output.read().err)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.1)
+    assert "second signal" not in output.read().err
+    monkeypatch.setattr(supervisor_module, "_ONE_REQUEST_S", 0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await task
+    assert "a second signal: killing" in output.read().err
+
+
 async def test_what_a_child_leaves_behind_is_killed_with_it(tmp_path: Path, output: Output) -> None:
     program = (
         "import pathlib, subprocess, sys, time\n"
