@@ -58,6 +58,10 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "llama-quantisable": (  # rows of whole blocks of 32
+        "llama",
+        _LLAMA | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96},
+    ),
     "llama-linear-rope": (
         "llama",
         _LLAMA | {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
@@ -112,6 +116,10 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-head-norms-tied": (
         "qwen3",
         _LLAMA | {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "qwen3-head-norms-tied-without-bias": (
+        "qwen3",
+        _LLAMA | {"head_dim": 16, "tie_word_embeddings": True},
     ),
     "qwen3-layer-types": (
         "qwen3",

@@ -1,0 +1,89 @@
+"""The embedded model, read from its GGUF, equals transformers on the same dequantised weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from pagewire_engine.models.gguf_config import hf_tensor_name
+from pagewire_engine.tokenizer_files import load_tokenizer_files
+from tests.fakes.step_driver import StepDriver, load
+
+NUM_TOKENS = 64
+# Logits go up to 30; thirty layers of fp32 in another order of summation.
+TOLERANCE = 1e-3
+PROMPTS = [
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "The tides of the sea follow the moon, because",
+]
+
+
+@pytest.fixture(scope="module")
+def model_path(smollm2_path: Path) -> Path:
+    chosen = os.environ.get("PAGEWIRE_TEST_MODEL")
+    return Path(chosen) if chosen else smollm2_path
+
+
+@pytest.fixture(scope="module")
+def reference(model_path: Path) -> Any:
+    """transformers' model with the weights as the gguf package reads them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+    )
+    weights: dict[str, torch.Tensor] = {}
+    for tensor in gguf.GGUFReader(model_path).tensors:
+        name = hf_tensor_name(tensor.name)
+        values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+        if "q_proj" in name or "k_proj" in name:
+            heads = 9 if "q_proj" in name else 3
+            values = values.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(values.shape)
+        weights[name] = values
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights, assign=True)
+    # What is computed from the config alone was made on "meta", too.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model.eval()
+
+
+def test_weights_logits_and_greedy_tokens_equal_transformers(
+    model_path: Path, reference: Any
+) -> None:
+    files = load_tokenizer_files(model_path.parent, model_path, mode="auto")
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    model, description = load(model_path)
+    expected_weights = reference.state_dict()
+    for name, place in model.checkpoint_tensors().items():
+        assert torch.equal(place, expected_weights[name]), name
+    driver = StepDriver(model, description.vocab_size, block_size=16, num_blocks=32, chunk=16)
+    outputs, logits = driver.greedy(prompts, NUM_TOKENS)
+    for prompt, output, ours in zip(prompts, outputs, logits, strict=True):
+        with torch.inference_mode():
+            ids = torch.tensor([prompt + output[:-1]])
+            expected = reference(ids, use_cache=False).logits[0]
+        assert (ours - expected).abs().max() < TOLERANCE
+        decided = expected[len(prompt) - 1 :].topk(2).values
+        assert (decided[:, 0] - decided[:, 1]).min() > TOLERANCE, "a tie: use another prompt"
+        assert output == expected[len(prompt) - 1 :].argmax(-1).tolist()
+    assert "Paris" in tokenizer.decode(outputs[0])
