@@ -44,13 +44,12 @@ class FrameColumns:
         """Takes room for up to `count` items of `cost` bytes each.
 
         Returns:
-            How many there was room for, at least one; fewer than asked means that the frame is full.
+            How many there was room for, at least one. Fewer than asked: the frame is full.
         """
         self.room -= count * cost
         if self.room >= 0:
             return count
-        granted = max(1, (self.room + count * cost) // cost)
-        return granted
+        return max(1, (self.room + count * cost) // cost)
 
     def finish(self) -> None:
         """Moves the columns into the message."""
