@@ -25,7 +25,7 @@ DEVELOPER   := $(VENV)/.installed-dev
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.installed $(VENV)/.kernels ## Make .venv with everything that serving needs.
+setup: $(VENV)/.installed kernels ## Make .venv with everything that serving needs.
 
 serve: setup ## Serve the embedded model (or ARGS="--model ...") with APIs and chat page.
 	@exec $(BIN)/pagewire serve $(ARGS)
@@ -85,10 +85,10 @@ $(DEVELOPER): $(VENV)/.installed
 	$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
-# Without a compiler the plain-torch kernels serve; a failed build says why.
-$(VENV)/.kernels: $(VENV)/.installed $(wildcard kernels/pagewire_kernels/csrc/*) kernels/pagewire_kernels/build.py
-	@$(BIN)/python -m pagewire_kernels.build || echo "Going on with the kernels of plain torch, which are slower."
-	@touch $@
+# At once where they are built already. Without a compiler the plain-torch kernels serve.
+.PHONY: kernels
+kernels: $(VENV)/.installed
+	@$(BIN)/python -P -m pagewire_kernels.build || echo "Going on with the kernels of plain torch, which are slower."
 
 $(BUF): | $(BIN)/python
 	@command -v npm >/dev/null || { echo "make lint needs npm (for buf, which checks the .proto files)" >&2; exit 1; }
