@@ -220,5 +220,5 @@ def past_of(request: Submission, lengths: list[int]) -> list[SequencePast]:
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = hypothesis_settings(
-    max_examples=80, stateful_step_count=40, deadline=None
+    max_examples=50, stateful_step_count=40, deadline=None
 )
