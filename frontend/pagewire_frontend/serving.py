@@ -4,13 +4,14 @@ starts, and what is counted of it."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pagewire.errors import ErrorCode, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
 from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation import (
     FinishedGeneration,
     FinishedSequence,
@@ -19,6 +20,8 @@ from pagewire_frontend.generation import (
 )
 from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
+
+_SAME_NAMES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class MeteredGeneration:
 
     __slots__ = (
         "_ended",
+        "_field_names",
         "_first_token_at",
         "_metrics",
         "_num_tokens",
@@ -53,12 +57,17 @@ class MeteredGeneration:
     )
 
     def __init__(
-        self, running: RunningGeneration, started_at: float, metrics: FrontendMetrics
+        self,
+        running: RunningGeneration,
+        started_at: float,
+        metrics: FrontendMetrics,
+        field_names: Mapping[str, str],
     ) -> None:
         self.request_id = running.request_id
         self.prompt_token_ids = running.prompt_token_ids
         self._running = running
         self._metrics = metrics
+        self._field_names = field_names
         self._started_at = started_at
         self._first_token_at = 0.0
         self._num_tokens: dict[int, int] = {}
@@ -78,6 +87,7 @@ class MeteredGeneration:
             raise
         except PagewireError as error:
             self._end(error.code)
+            error.field = self._field_names.get(error.field, error.field)
             raise
         except Exception:
             self._end(ErrorCode.INTERNAL)
@@ -205,21 +215,31 @@ class Serving:
             raise UnavailableError(self.not_ready_reason, retry_after_s=2.0)
         return self._generation
 
-    async def start(self, request: GenerationRequest) -> MeteredGeneration:
+    async def start(
+        self, request: GenerationRequest, field_names: Mapping[str, str] = _SAME_NAMES
+    ) -> MeteredGeneration:
         """Hands a request to the engine.
+
+        Args:
+            request: what to generate.
+            field_names: what the client calls the fields that errors name: a chat's prompt is its
+                `messages`.
 
         Raises:
             PagewireError: it was refused.
         """
         started_at = time.monotonic()
         try:
-            running = await self.generation.start(request)
+            with renaming(field_names):
+                running = await self.generation.start(request)
         except PagewireError as error:
             self.metrics.request_failed(error.code)
             raise
-        return MeteredGeneration(running, started_at, self.metrics)
+        return MeteredGeneration(running, started_at, self.metrics, field_names)
 
-    async def start_all(self, requests: Sequence[GenerationRequest]) -> list[MeteredGeneration]:
+    async def start_all(
+        self, requests: Sequence[GenerationRequest], field_names: Mapping[str, str]
+    ) -> list[MeteredGeneration]:
         """All of them, or none.
 
         Raises:
@@ -228,7 +248,7 @@ class Serving:
         started: list[MeteredGeneration] = []
         try:
             for request in requests:
-                started.append(await self.start(request))  # noqa: PERF401 - kept for the abort
+                started.append(await self.start(request, field_names))  # noqa: PERF401 - kept for the abort
         except BaseException:
             await self.close_all(started)
             raise
@@ -240,9 +260,11 @@ class Serving:
             await generation.aclose()
 
     @asynccontextmanager
-    async def run(self, request: GenerationRequest) -> AsyncIterator[MeteredGeneration]:
+    async def run(
+        self, request: GenerationRequest, field_names: Mapping[str, str] = _SAME_NAMES
+    ) -> AsyncIterator[MeteredGeneration]:
         """`start`, and at the end of the block the abort of what still runs."""
-        generation = await self.start(request)
+        generation = await self.start(request, field_names)
         try:
             yield generation
         finally:

@@ -10,7 +10,6 @@ import grpc
 from pagewire.errors import InvalidArgumentError, UnimplementedError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
-from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests
 from pagewire_frontend.grpc_api.errors import answers_errors
@@ -75,9 +74,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         response = inference_pb2.ChatResponse(
             request_id=generation_request.request_id, model=generation_request.model
         )
-        with renaming(_CHAT_FIELDS):
-            async with self._serving.run(generation_request) as generation:
-                await ResponseStream(context, response).write_all(generation)
+        async with self._serving.run(generation_request, _CHAT_FIELDS) as generation:
+            await ResponseStream(context, response).write_all(generation)
 
     @answers_errors
     async def ChatUnary(
@@ -87,9 +85,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         response = inference_pb2.ChatResponse(
             request_id=generation_request.request_id, model=generation_request.model
         )
-        with renaming(_CHAT_FIELDS):
-            async with self._serving.run(generation_request) as generation:
-                whole = await generation.collect()
+        async with self._serving.run(generation_request, _CHAT_FIELDS) as generation:
+            whole = await generation.collect()
         for sequence in whole.sequences:
             choice = response.choices.add()
             fill_output(choice, sequence)

@@ -36,7 +36,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
         names["max_tokens"] = "max_completion_tokens"
     with renaming(names):
         generation_request = await _generation_request(serving, request, body)
-        generation = await serving.start(generation_request)
+    generation = await serving.start(generation_request, names)
     reply = _ChatReply(generation, generation_request, body)
     if streams:
         return EventStream(

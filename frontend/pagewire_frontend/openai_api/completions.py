@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagewire.outputs import FinishReason, PositionLogprobs
-from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
@@ -35,9 +34,8 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     """
     body = await read_body(request, CompletionBody)
     streams = body.streams
-    with renaming({"prompt_token_ids": "prompt"}):
-        requests = _generation_requests(serving, body, request.state.request_id)
-        generations = await serving.start_all(requests)
+    requests = _generation_requests(serving, body, request.state.request_id)
+    generations = await serving.start_all(requests, {"prompt_token_ids": "prompt"})
     try:
         reply = _CompletionReply(serving, generations, requests, body, request.state.request_id)
         if streams:

@@ -186,7 +186,7 @@ class ChatBody(SamplingBody):
         """
         changes: dict[str, Any] = {}
         if self.top_logprobs is not None:
-            if not self.logprobs:
+            if not self.logprobs and self.top_logprobs:
                 raise InvalidArgumentError("top_logprobs", "needs logprobs=true")
             if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
                 raise InvalidArgumentError("top_logprobs", f"must be in [0, {MAX_LOGPROBS}]")

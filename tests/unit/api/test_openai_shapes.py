@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pagewire.errors import InternalError
+from pagewire.errors import InternalError, InvalidArgumentError
 from tests.fakes.fake_engine_client import EOS_ID, MODEL, FakeEngineClient, ids_of
 from tests.fakes.frontend import http_client, make_serving, sse_events
 
@@ -279,6 +279,16 @@ async def test_a_failure_before_the_first_token_has_its_own_status() -> None:
         assert response.status_code == 503
         assert response.headers["retry-after"] == "5"
         assert response.json()["error"]["type"] == "server_error"
+
+
+async def test_a_failure_of_the_engine_names_the_field_as_the_client_does() -> None:
+    failure = InvalidArgumentError("prompt", "does not fit in the pool")
+    client = FakeEngineClient(fail_after=0, failure=failure)
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    for stream in (False, True):
+        response = await ask(client, "/v1/chat/completions", **body, stream=stream)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "messages"
 
 
 async def test_a_failure_in_mid_stream_is_an_event_before_done() -> None:
