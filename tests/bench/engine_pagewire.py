@@ -16,7 +16,8 @@ from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.submission import Submission
 from tests.bench.child import Generate, serve
 
-_KV_CACHE_BYTES = 256 << 20
+# Holds the whole workload in fp32: 32 sequences of up to 384 tokens, without preemption.
+_KV_CACHE_BYTES = 512 << 20
 
 
 def start() -> Generate:
