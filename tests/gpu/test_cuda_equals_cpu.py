@@ -104,7 +104,7 @@ def test_the_real_model_knows_paris(dtype: str, smollm2_path: Path) -> None:
     executor = SingleProcessExecutor(config, files)
     # Profiling filled a fifth of the card's memory, less the weights, with blocks.
     block_bytes = 2 * 30 * 16 * 3 * 64 * (4 if dtype == "float32" else 2)
-    free, total = torch.cuda.mem_get_info()
+    _, total = torch.cuda.mem_get_info()
     assert executor.info().num_blocks * block_bytes < 0.2 * total
     engine = assemble_engine(executor, config, load_description(files, config).eos_token_ids)
     # "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
