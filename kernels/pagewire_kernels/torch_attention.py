@@ -13,6 +13,8 @@ from pagewire_kernels.attention import AttentionMetadata
 # Decodes are gathered into one padded batch as long as it stays this small (tokens of padded
 # context). More decodes, or contexts more than twice as long as the shortest, make a new batch.
 _MAX_GATHERED_TOKENS = 32768
+# A chunk behind earlier ones needs a mask of its rows times the context: so many rows at a time.
+_MAX_MASK_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class _DecodeGroup:
     """Decodes gathered together, in a padded batch of B rows and L = width * block_size keys."""
 
     rows: torch.Tensor | None  # which of the decodes; None: all, in order
-    blocks: torch.Tensor  # int32 [B * width]
+    blocks: torch.Tensor  # int64 [B * width]
     padding: torch.Tensor  # int64, flat positions of [B * L] beyond the contexts
     mask: torch.Tensor  # bool [B, 1, 1, L], True: visible
     size: int
@@ -62,10 +64,10 @@ class TorchAttention:
             rows = slice(starts[sequence], starts[sequence + 1])
             context_length = metadata.host_context_lengths[sequence]
             num_blocks = -(-context_length // block_size)
-            blocks = metadata.block_tables[sequence, :num_blocks]
+            blocks = metadata.block_tables[sequence, :num_blocks].long()
             key = key_cache.index_select(0, blocks).flatten(0, 1)[:context_length]
             value = value_cache.index_select(0, blocks).flatten(0, 1)[:context_length]
-            output[rows] = _prefill(query[rows], key, value, scale, sliding_window)
+            _prefill(query[rows], key, value, scale, sliding_window, output[rows])
         return output
 
 
@@ -103,8 +105,24 @@ def _prefill(
     value: torch.Tensor,
     scale: float,
     sliding_window: int | None,
-) -> torch.Tensor:
+    output: torch.Tensor,
+) -> None:
     """A chunk of one sequence: query [Tq, H, D] are the last Tq of key's and value's [L, KV, D]."""
+    before = len(key) - len(query)
+    for start in range(0, len(query), _MAX_MASK_ROWS):
+        rows = slice(start, min(start + _MAX_MASK_ROWS, len(query)))
+        seen = before + rows.stop
+        output[rows] = _attend(query[rows], key[:seen], value[:seen], scale, sliding_window)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Causal attention; the last query stands at the last key."""
     num_tokens, num_heads, head_dim = query.shape
     context_length, num_kv_heads, _ = key.shape
     # kv heads become the batch, and sharing heads read them through a stride of 0.
@@ -113,17 +131,16 @@ def _prefill(
     shape = (num_kv_heads, group_size, context_length, head_dim)
     keys = key.transpose(0, 1).unsqueeze(1).expand(shape)
     values = value.transpose(0, 1).unsqueeze(1).expand(shape)
+    windowed = sliding_window is not None and sliding_window < context_length
     mask = None
-    causal = num_tokens == context_length
-    if not causal or (sliding_window is not None and sliding_window < context_length):
-        causal = False
+    if windowed or num_tokens < context_length:
         positions = torch.arange(context_length, device=query.device)
         distance = positions[context_length - num_tokens :, None] - positions[None, :]
         mask = distance >= 0
         if sliding_window is not None:
             mask &= distance < sliding_window
     attended = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask, is_causal=causal, scale=scale
+        grouped, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
     )
     return attended.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
 
@@ -178,7 +195,7 @@ def _decode_group(
         tables = tables.index_select(0, index)
     return _DecodeGroup(
         rows=index,
-        blocks=tables.flatten(),
+        blocks=tables.flatten().long(),  # gathering by int32 is three times as slow on CPU
         padding=torch.from_numpy(np.flatnonzero(beyond)).to(device),
         mask=torch.from_numpy(visible).to(device)[:, None, None, :],
         size=len(rows),

@@ -176,7 +176,9 @@ def largest_step(
     num_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int
 ) -> StepPlan:
     """A plan that prefills `num_tokens` in as many sequences as may be, which all sample."""
-    num_sequences = max(1, min(max_num_seqs, num_tokens), math.ceil(num_tokens / max_model_len))
+    num_tokens = min(num_tokens, max_num_seqs * max_model_len)
+    # As many as may be, since each takes a row of logits.
+    num_sequences = min(max_num_seqs, num_tokens)
     params = SamplingParams(max_tokens=1)
     new, scheduled, next_block = [], [], 0
     for sequence_id in range(num_sequences):

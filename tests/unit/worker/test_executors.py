@@ -1,0 +1,134 @@
+"""A worker in another process is the same worker, and its death is told."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from pagewire.config import EngineConfig
+from pagewire.errors import InternalError, InvalidArgumentError, UnavailableError
+from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.executor.base import Executor
+from pagewire_engine.executor.multi_process import MultiProcessExecutor, WorkerDiedError
+from pagewire_engine.executor.plain_data import decode_plan, decode_result, encode
+from pagewire_engine.executor.single_process import SingleProcessExecutor
+from pagewire_engine.model_files import resolve_model
+from pagewire_engine.step import (
+    NewSequence,
+    PromptLogprobsChunk,
+    SampledToken,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+
+PARAMS = SamplingParams(
+    temperature=0.9, top_p=0.9, logit_bias={3: 2.5}, logprobs=3, prompt_logprobs=1, stop=("x",)
+)
+
+
+def _config(folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder), device="cpu", block_size=4, num_blocks_override=40, num_threads=1
+    )
+
+
+def _run(executor: Executor) -> list[StepResult]:
+    """A prompt in two chunks beside another's decodes, a fork and a forgotten sequence."""
+    new = [
+        NewSequence(1, 0, 5, list(range(9)), [], PARAMS),
+        NewSequence(2, 1, 5, list(range(20, 25)), [4], PARAMS),
+    ]
+    plans = [
+        StepPlan(
+            1,
+            new,
+            [
+                ScheduledSequence(2, 0, 6, 0, [7, 8], (2,)),
+                ScheduledSequence(1, 0, 5, 0, [3, 4], ()),
+            ],
+        ),
+        StepPlan(
+            2,
+            [],
+            [
+                ScheduledSequence(2, 6, 1, 2, [], (2,)),
+                ScheduledSequence(1, 5, 4, 2, [5], (1,)),
+            ],
+        ),
+        StepPlan(
+            3, [], [ScheduledSequence(1, 9, 1, 2, [6], (1,))], forgotten=[2], block_copies=[(5, 6)]
+        ),
+    ]
+    return [executor.execute(plan) for plan in plans]
+
+
+def test_a_worker_in_another_process_gives_identical_results(tiny_llama: Path) -> None:
+    config = _config(tiny_llama)
+    here = SingleProcessExecutor(config, resolve_model(config))
+    there = MultiProcessExecutor(config, resolve_model(config))
+    try:
+        assert there.worker_pid != os.getpid()
+        assert there.info() == here.info()
+        results = _run(there)
+        assert results == _run(here)
+        assert results[1].prompt_logprobs
+        with pytest.raises(InternalError, match="77"):
+            there.execute(StepPlan(4, [], [ScheduledSequence(77, 0, 1, 0, [1], ())]))
+        # An error is an answer: the worker lives on.
+        assert there.execute(StepPlan(5)).step == 5
+    finally:
+        there.shutdown()
+        there.shutdown()
+
+
+def test_a_killed_worker_is_a_typed_error(tiny_llama: Path) -> None:
+    config = _config(tiny_llama)
+    executor = MultiProcessExecutor(config, resolve_model(config))
+    os.kill(executor.worker_pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match=r"signal 9.*restart"):
+        executor.execute(StepPlan(1))
+    executor.shutdown()
+
+
+def test_a_worker_that_cannot_load_says_why(tiny_llama: Path) -> None:
+    config = _config(tiny_llama).model_copy(update={"max_model_len": 4096})
+    with pytest.raises(InvalidArgumentError, match=r"max_model_len.*4096"):
+        MultiProcessExecutor(config, resolve_model(config))
+
+
+def test_an_executor_that_was_shut_down_refuses(tiny_llama: Path) -> None:
+    config = _config(tiny_llama)
+    executor = SingleProcessExecutor(config, resolve_model(config))
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(UnavailableError):
+        executor.execute(StepPlan(1))
+
+
+def test_plans_and_results_survive_the_boundary() -> None:
+    plan = StepPlan(
+        3,
+        [NewSequence(1, 2, -5, [1, 2], [3], PARAMS)],
+        [ScheduledSequence(1, 2, 1, 0, [4], (1, 9))],
+        forgotten=[8],
+        block_copies=[(1, 2)],
+    )
+    assert decode_plan(encode(plan)) == plan
+    position = PositionLogprobs(TokenLogprob(1, -0.1, 1), [TokenLogprob(1, -0.1, 1)])
+    result = StepResult(
+        3,
+        [SampledToken(1, 4, -0.1, position), SampledToken(2, 5, math.nan)],
+        [PromptLogprobsChunk(1, 1, [position])],
+        [(7, "NaN")],
+    )
+    decoded = decode_result(encode(result))
+    assert math.isnan(decoded.sampled[1].logprob)
+    assert decoded.sampled[0] == result.sampled[0]
+    assert decoded.prompt_logprobs == result.prompt_logprobs
+    assert decoded.failed == result.failed
