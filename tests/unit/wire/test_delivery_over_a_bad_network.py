@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from pagewire.errors import InternalError, PagewireError
 from pagewire.outputs import FinishReason, PositionLogprobs, TokenLogprob
 from pagewire.v1 import token_deltas_pb2
+from pagewire_engine import retention
 from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
+from pagewire_engine.retention import MAX_FRAME_BYTES
 from pagewire_engine.sessions import WINDOW, Session, Stream
 from pagewire_frontend.engine_client.base import TokenDelta
 from pagewire_frontend.engine_client.frame_order import FrameOrder, Verdict
@@ -249,13 +252,16 @@ _EVENTS = (
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 999)), min_size=30, max_size=150)
+    st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 999)), min_size=30, max_size=150),
+    st.sampled_from([MAX_FRAME_BYTES, 48]),
 )
 @settings(max_examples=150, deadline=None)
-def test_what_arrives_is_what_was_produced(events: list[tuple[str, int]]) -> None:
+def test_what_arrives_is_what_was_produced(events: list[tuple[str, int]], frame_bytes: int) -> None:
     network = BadNetwork()
-    for event, choice in events:
-        getattr(network, event)(random.Random(choice))
-        network.window_is_kept()
-        network.nothing_is_invented()
-    network.recover()
+    # Small frames too: what does not fit into one must come in the next.
+    with patch.object(retention, "MAX_FRAME_BYTES", frame_bytes):
+        for event, choice in events:
+            getattr(network, event)(random.Random(choice))
+            network.window_is_kept()
+            network.nothing_is_invented()
+        network.recover()
