@@ -13,9 +13,11 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from playwright.sync_api import expect
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from tests.e2e.serve_process import MODEL, Served, ServeProcess
+from tests.ui.browser import answer, launched_browser, send
 
 ENGINE = "pagewire_engine.cli"
 SERVICES = {ENGINE, "pagewire_frontend.frontend_cli", "pagewire_ui.cli"}
@@ -34,8 +36,20 @@ def test_all_that_the_ready_line_names_answers(served: Served) -> None:
     assert [(model.id, model.max_model_len) for model in models.models] == [(MODEL, 1024)]
 
 
+def test_the_page_chats_with_the_model(served: Served) -> None:
+    with launched_browser() as browser:
+        page = browser.new_page()
+        page.goto(served.page)
+        expect(page.locator("#head")).to_contain_text(MODEL, timeout=30_000)
+        page.locator("#temperature input[type=number]").fill("0")
+        page.locator("#max-tokens textarea").fill("24")
+        send(page, "What is the capital of France?")
+        expect(answer(page)).to_contain_text("Paris", timeout=60_000)
+        expect(page.locator("#status")).to_contain_text("tok/s", timeout=60_000)
+
+
 def test_a_stream_goes_on_over_a_killed_engine(served: Served) -> None:
-    question = {"temperature": 0, "max_tokens": 96, "ignore_eos": True}
+    question = {"temperature": 0, "max_tokens": 48, "ignore_eos": True}
     undisturbed = served.chat("Tell me a story about a lighthouse.", **question)
     body = {
         "model": MODEL,
@@ -51,7 +65,7 @@ def test_a_stream_goes_on_over_a_killed_engine(served: Served) -> None:
                 continue
             choices = json.loads(line[6:])["choices"]
             pieces += [choice["delta"].get("content") or "" for choice in choices]
-            if killed is None and len("".join(pieces)) > 60:
+            if killed is None and len("".join(pieces)) > 40:
                 killed = served.process.children()[ENGINE]
                 killed.kill()
     assert killed is not None
@@ -82,9 +96,10 @@ def test_a_killed_supervisor_leaves_no_orphans(
 ) -> None:
     ports = [f"--http-port={free_port()}", f"--grpc-port={free_port()}", "--ui-port=0"]
     with ServeProcess([str(smollm2_path), *ports], cwd=tmp_path) as process:
-        process.wait_for("| loading")
-        services = list(process.children().values())
-        assert services
+        deadline = time.monotonic() + 60
+        while not (services := list(process.children().values())):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
         deadline = time.monotonic() + 10

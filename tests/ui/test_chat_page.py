@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,19 +11,10 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
+from tests.ui.browser import answer, launched_browser, send
 from tests.ui.fake_inference import FakeInference
-
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 def _free_port() -> int:
@@ -62,12 +52,8 @@ def page_url(frontend_port: int) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    executable = shutil.which("chromium") or shutil.which("google-chrome")
-    assert executable, "these tests need Debian's chromium (apt-get install chromium)"
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+    with launched_browser() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -85,16 +71,6 @@ def page(browser: Browser, page_url: str) -> Iterator[Page]:
     opened.goto(page_url)
     yield opened
     opened.close()
-
-
-def send(page: Page, text: str) -> None:
-    box = page.locator("#message textarea")
-    box.fill(text)
-    box.press("Enter")
-
-
-def answer(page: Page) -> Locator:
-    return page.locator("#conversation .bot.message").last
 
 
 def test_an_answer_is_streamed_with_the_settings_of_the_page(
