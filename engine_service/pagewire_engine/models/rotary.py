@@ -24,9 +24,12 @@ class RotaryTable(nn.Module):
 
     def __init__(self, config: Any, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
-        angles, factor = _angles(config, max_positions)
-        self.cos = nn.Buffer((angles.cos() * factor).to(dtype), persistent=False)
-        self.sin = nn.Buffer((angles.sin() * factor).to(dtype), persistent=False)
+        device = torch.get_default_device()
+        with torch.device("cpu"):  # transformers' functions mix devices otherwise
+            angles, factor = _angles(config, max_positions)
+            cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+        self.cos = nn.Buffer(cos.to(device), persistent=False)
+        self.sin = nn.Buffer(sin.to(device), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] to cos [T, 1, head_dim] and sin [T, 1, head_dim / 2], for ops.rotate."""
@@ -55,10 +58,9 @@ def _angles(config: Any, max_positions: int) -> tuple[torch.Tensor, float]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     compute = ROPE_INIT_FUNCTIONS[kind]
-    with torch.device("cpu"):
-        if kind == "dynamic":
-            return _dynamic_angles(config, max_positions, compute)
-        frequencies, factor = compute(config, device="cpu", seq_len=max_positions)
+    if kind == "dynamic":
+        return _dynamic_angles(config, max_positions, compute)
+    frequencies, factor = compute(config, device="cpu", seq_len=max_positions)
     return torch.outer(positions, frequencies.float()), float(factor)
 
 
