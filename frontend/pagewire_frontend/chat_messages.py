@@ -35,7 +35,7 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
     if not isinstance(message, dict):
         raise InvalidArgumentError(where, "must be an object with role and content")
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidArgumentError(
             f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}, not {role!r}"
         )
@@ -49,6 +49,8 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
             prepared["reasoning_content"] = prepared[name]
             break
     if "tool_calls" in prepared:
+        if not isinstance(prepared["tool_calls"], list):
+            raise InvalidArgumentError(f"{where}.tool_calls", "must be a list")
         prepared["tool_calls"] = [
             _tool_call(call, f"{where}.tool_calls[{n}]", template)
             for n, call in enumerate(prepared["tool_calls"])

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from pagewire.errors import ErrorCode
 from pagewire.outputs import FinishReason
@@ -28,6 +35,7 @@ class FrontendMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._running = Gauge(
             "pagewire_num_requests_running",
             "Requests accepted and not yet ended.",

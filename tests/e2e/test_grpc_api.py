@@ -92,6 +92,16 @@ async def test_both_loopbacks_answer_on_one_port(server: FrontendServer) -> None
         assert [model.id for model in models.models] == [MODEL]
 
 
+async def test_every_address_of_the_machine_answers_where_asked_for() -> None:
+    async with running_frontend(FakeEngineClient(), host="*") as server:
+        for target in ("127.0.0.1", "[::1]"):
+            async with grpc.aio.insecure_channel(f"{target}:{server.grpc_port}") as channel:
+                models = await inference_pb2_grpc.InferenceStub(channel).ListModels(
+                    inference_pb2.ListModelsRequest()
+                )
+            assert models.models[0].id == MODEL
+
+
 async def test_tokens_and_text_there_and_back(stub: Any) -> None:
     tokens = await stub.Tokenize(inference_pb2.TokenizeRequest(text="é<s>"))
     assert list(tokens.token_ids) == ids_of("é<s>")
