@@ -7,6 +7,7 @@ no sockets, no threads, no clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pagewire.errors import PagewireError
@@ -27,9 +28,19 @@ class FrameColumns:
 
     Attributes:
         room: estimated bytes left; once it is used up, the rest waits for the next frame.
+        deferred: something waits for what must come before it.
     """
 
-    __slots__ = ("count", "message", "room", "sequence", "start", "stream", "token_id")
+    __slots__ = (
+        "count",
+        "deferred",
+        "message",
+        "room",
+        "sequence",
+        "start",
+        "stream",
+        "token_id",
+    )
 
     def __init__(self, message: token_deltas_pb2.StepDeltas) -> None:
         self.message = message
@@ -39,6 +50,7 @@ class FrameColumns:
         self.count: list[int] = []
         self.token_id: list[int] = []
         self.room = MAX_FRAME_BYTES
+        self.deferred = False
 
     def reserve(self, count: int, cost: int) -> int:
         """Takes room for up to `count` items of `cost` bytes each.
@@ -92,11 +104,24 @@ class SequenceLog:
         stream: the session's number for the request.
         sequence: index within the request.
         first: tokens the frontend has already, from an earlier life of the request.
+        before_end: what must have been sent before the end is told.
     """
 
-    __slots__ = ("cursor", "end", "first", "logprobs", "sequence", "stream", "tokens")
+    __slots__ = (
+        "before_end",
+        "cursor",
+        "end",
+        "first",
+        "logprobs",
+        "sequence",
+        "stream",
+        "tokens",
+    )
 
-    def __init__(self, stream: int, sequence: int, first: int) -> None:
+    def __init__(
+        self, stream: int, sequence: int, first: int, before_end: Sequence[Retained] = ()
+    ) -> None:
+        self.before_end = before_end
         self.stream = stream
         self.sequence = sequence
         self.first = first
@@ -152,8 +177,11 @@ class SequenceLog:
                     fill_position(entry.positions.add(), position)
             self.cursor += count
         if self.end is not None and self.cursor == self.first + len(self.tokens):
-            self._write_end(frame, self.end)
-            self.cursor += 1
+            if any(item.pending for item in self.before_end):
+                frame.deferred = True
+            else:
+                self._write_end(frame, self.end)
+                self.cursor += 1
         return self.cursor
 
     def _write_end(self, frame: FrameColumns, end: SequenceOutput) -> None:
@@ -229,13 +257,20 @@ class PromptLog:
 
 
 class FailureNote:
-    """The error that ended a whole request: one item."""
+    """The error that ended a whole request: one item.
 
-    __slots__ = ("error", "sent", "stream")
+    Args:
+        stream: the session's number for the request.
+        error: what went wrong.
+        before: what must have been sent before it.
+    """
 
-    def __init__(self, stream: int, error: PagewireError) -> None:
+    __slots__ = ("before", "error", "sent", "stream")
+
+    def __init__(self, stream: int, error: PagewireError, before: Sequence[Retained]) -> None:
         self.stream = stream
         self.error = error
+        self.before = before
         self.sent = False
 
     @property
@@ -243,6 +278,9 @@ class FailureNote:
         return not self.sent
 
     def write(self, frame: FrameColumns) -> int:
+        if any(item.pending for item in self.before):
+            frame.deferred = True
+            return 0
         error = self.error
         frame.message.failed.add(
             stream=self.stream, code=int(error.code), message=error.message, field=error.field

@@ -63,6 +63,7 @@ class Stream:
         seed: the seed in force.
         live: whether the engine may still produce something for it.
         logs: one for each sequence that had not ended before, by index.
+        prompt_logs: log probabilities of the prompt: none, or one log.
     """
 
     __slots__ = (
@@ -72,7 +73,7 @@ class Stream:
         "live",
         "logs",
         "number",
-        "prompt_log",
+        "prompt_logs",
         "request_id",
         "seed",
         "session",
@@ -92,8 +93,11 @@ class Stream:
         self.engine_id = f"{request_id}@{session.session_id[:12]}.{number}"
         self.seed = seed
         self.live = True
-        self.logs = {index: SequenceLog(number, index, first) for index, first in produced.items()}
-        self.prompt_log: PromptLog | None = None
+        self.prompt_logs: list[PromptLog] = []
+        self.logs = {
+            index: SequenceLog(number, index, first, self.prompt_logs)
+            for index, first in produced.items()
+        }
         self.failure: FailureNote | None = None
         self._open = len(self.logs)
 
@@ -172,11 +176,12 @@ class Session:
         if self.streams.pop(stream.number, None) is None:
             return
         stream.live = False
-        kept: list[Retained | None] = [*stream.logs.values(), stream.prompt_log, stream.failure]
+        kept: list[Retained] = [*stream.logs.values(), *stream.prompt_logs]
+        if stream.failure is not None:
+            kept.append(stream.failure)
         for item in kept:
-            if item is not None:
-                self._owner.pop(item, None)
-                self._pending.pop(item, None)
+            self._owner.pop(item, None)
+            self._pending.pop(item, None)
 
     def record(self, stream: Stream, output: SequenceOutput) -> bool:
         """Keeps what a sequence produced; True when that ended the stream's last sequence."""
@@ -192,18 +197,20 @@ class Session:
 
     def record_prompt(self, stream: Stream, output: PromptLogprobsOutput) -> None:
         """Keeps log probabilities of a stream's prompt."""
-        if stream.prompt_log is None:
-            stream.prompt_log = PromptLog(stream.number)
-            self._owner[stream.prompt_log] = stream
-        stream.prompt_log.record(output)
-        if stream.prompt_log.pending:
-            self._pending[stream.prompt_log] = None
+        if not stream.prompt_logs:
+            stream.prompt_logs.append(PromptLog(stream.number))
+            self._owner[stream.prompt_logs[0]] = stream
+        log = stream.prompt_logs[0]
+        log.record(output)
+        if log.pending:
+            self._pending[log] = None
 
     def record_failure(self, stream: Stream, error: PagewireError) -> None:
         """Keeps the error that ended a stream."""
         stream.live = False
         if stream.failure is None:
-            stream.failure = FailureNote(stream.number, error)
+            before: list[Retained] = [*stream.prompt_logs, *stream.logs.values()]
+            stream.failure = FailureNote(stream.number, error, before)
             self._owner[stream.failure] = stream
             self._pending[stream.failure] = None
 
@@ -251,7 +258,7 @@ class Session:
             if columns.room <= 0:
                 break
         columns.finish()
-        if columns.room > 0:
+        if columns.room > 0 and not columns.deferred:
             self._pending.clear()
         else:
             for item, _ in positions:

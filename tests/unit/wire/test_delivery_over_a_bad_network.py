@@ -7,7 +7,7 @@ import random
 from collections import deque
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pagewire.errors import InternalError, PagewireError
@@ -255,7 +255,7 @@ _EVENTS = (
     st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 999)), min_size=30, max_size=150),
     st.sampled_from([MAX_FRAME_BYTES, 48]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, phases=(Phase.explicit, Phase.generate))
 def test_what_arrives_is_what_was_produced(events: list[tuple[str, int]], frame_bytes: int) -> None:
     network = BadNetwork()
     # Small frames too: what does not fit into one must come in the next.
