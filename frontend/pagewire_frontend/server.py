@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from pagewire.errors import UnavailableError
+from pagewire.errors import PagewireError, UnavailableError
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
@@ -60,6 +60,7 @@ class FrontendServer:
         self._http: _HttpServer | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
+        self._was_ready = False
 
     async def start(self, *, wait_for_engine: bool = True) -> None:
         """Binds the ports and serves.
@@ -80,6 +81,7 @@ class FrontendServer:
             await self._http.start()
             await self._start_grpc()
             self._engine_task = asyncio.create_task(self._attend_engine())
+            self._engine_task.add_done_callback(_log_failure)
             if wait_for_engine:
                 await self.wait_until_connected()
         except BaseException:
@@ -154,23 +156,41 @@ class FrontendServer:
                 logger.warning("the engine is not there yet: %s", error.message)
                 await client.close()
             await asyncio.sleep(_RECONNECT_S)
-        assert self._grpc is not None
-        was_ready = False
         while True:
-            ready = self._serving.ready
-            if ready != was_ready:
-                await self._grpc.set_ready(ready)
-                if self._connected.is_set() and not self._serving.stopping:
-                    logger.log(
-                        logging.INFO if ready else logging.WARNING,
-                        "the engine at %s is %s",
-                        self.config.engine,
-                        "back" if ready else "away: streams wait for it",
-                    )
-                was_ready = ready
-            if ready:
-                self._connected.set()
+            if self._serving.model_changed:
+                await self._adopt_model(client)
+            await self._tell_readiness()
             await asyncio.sleep(_READY_POLL_S)
+
+    async def _adopt_model(self, client: EngineClient) -> None:
+        try:
+            self._serving.connect(await Generation.create(client, self._settings))
+            logger.warning("the engine came back with another model: its tokenizer is used now")
+        except PagewireError as error:
+            logger.error("the engine came back with a model that can't be used: %s", error)
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _tell_readiness(self) -> None:
+        ready = self._serving.ready
+        if ready == self._was_ready:
+            return
+        self._was_ready = ready
+        assert self._grpc is not None
+        await self._grpc.set_ready(ready)
+        if self._connected.is_set() and not self._serving.stopping:
+            logger.log(
+                logging.INFO if ready else logging.WARNING,
+                "the engine at %s is %s",
+                self.config.engine,
+                "back" if ready else "away: streams wait for it",
+            )
+        if ready:
+            self._connected.set()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("health is no longer told: %s", error, exc_info=error)
 
 
 class _HttpServer:

@@ -187,10 +187,12 @@ class Serving:
         self.metrics = FrontendMetrics()
         self.stopping = False
         self._generation: Generation | None = None
+        self._tokenizer_sha256 = ""
 
     def connect(self, generation: Generation) -> None:
         """The engine's model and tokenizer are known from now on."""
         self._generation = generation
+        self._tokenizer_sha256 = generation.model_info.tokenizer_sha256
 
     @property
     def ready(self) -> bool:
@@ -204,14 +206,26 @@ class Serving:
             return "the server is shutting down"
         if self._generation is None:
             return f"the engine at {self.config.engine} has not been reached yet"
+        if self.model_changed:
+            return f"the engine at {self.config.engine} came back with another model"
         if not self._generation.client.ready:
             return f"the engine at {self.config.engine} is away"
         return ""
 
     @property
+    def model_changed(self) -> bool:
+        """Whether the engine was restarted with a tokenizer other than the one that is known."""
+        generation = self._generation
+        return (
+            generation is not None
+            and generation.model_info.tokenizer_sha256 != self._tokenizer_sha256
+        )
+
+    @property
     def generation(self) -> Generation:
-        """Raises UnavailableError as long as no engine was ever reached."""
-        if self._generation is None:
+        """Raises UnavailableError as long as no engine was ever reached, and until a new model's
+        tokenizer is there."""
+        if self._generation is None or self.model_changed:
             raise UnavailableError(self.not_ready_reason, retry_after_s=2.0)
         return self._generation
 

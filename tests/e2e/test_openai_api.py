@@ -200,6 +200,25 @@ async def test_health_is_503_while_the_engine_is_away_and_live_stays_200(
     assert "pagewire_engine_ready 1.0" in (await http.get("/metrics")).text
 
 
+async def test_an_engine_that_comes_back_with_another_model_is_asked_for_its_tokenizer(
+    engine: FakeEngineClient, http: httpx.AsyncClient
+) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 1}
+    await http.post("/v1/chat/completions", json=body)
+    engine.chat_template = "{{ messages[0].content }}"
+    engine.tokenizer_sha256 = "another"
+    # Never with the old tokenizer: refused until the new one is there.
+    response = await http.post("/v1/chat/completions", json=body)
+    assert response.status_code in (200, 503)
+    for _ in range(100):
+        if (await http.get("/health")).status_code == 200:
+            break
+        await asyncio.sleep(0.05)
+    response = await http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert {len(request.prompt_token_ids) for request in engine.requests[1:]} == {len("hi")}
+
+
 async def test_before_the_engine_is_there_requests_are_503() -> None:
     engine = FakeEngineClient(reachable=False)
     server = FrontendServer(FrontendConfig(http_port=0, grpc_port=0), engine)

@@ -89,6 +89,7 @@ class FakeEngineClient:
     max_model_len: int = 2048
     chat_template: str | None = CHATML
     has_tokenizer: bool = True
+    tokenizer_sha256: str = "fake"
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     is_ready: bool = True
     reachable: bool = True
@@ -119,7 +120,7 @@ class FakeEngineClient:
             num_blocks=64,
             eos_token_ids=(EOS_ID,),
             default_sampling_params=self.default_sampling_params,
-            tokenizer_sha256="fake" if self.has_tokenizer else "",
+            tokenizer_sha256=self.tokenizer_sha256,
             created=1_700_000_000,
             epoch=1,
         )
