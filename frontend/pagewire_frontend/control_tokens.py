@@ -47,7 +47,8 @@ class ControlTokenGuard:
         if not suspects:
             return text, None
         stand_ins = self._choose_stand_ins(characters | set(text), suspects)
-        to_stand_in, back = str.maketrans(stand_ins), _inverse(stand_ins)
+        to_stand_in = {ord(char): ord(stand_in) for char, stand_in in stand_ins.items()}
+        back = {ord(stand_in): ord(char) for char, stand_in in stand_ins.items()}
         guarded = render(_map_strings(client_data, lambda s: s.translate(to_stand_in)))
         if guarded.translate(back) != text:
             guarded = render(
@@ -71,10 +72,6 @@ class ControlTokenGuard:
     def _choose_stand_ins(used: set[str], suspects: set[str]) -> dict[str, str]:
         free = (chr(code) for code in _STAND_INS if chr(code) not in used)
         return dict(zip(sorted(suspects), free, strict=False))
-
-
-def _inverse(stand_ins: dict[str, str]) -> dict[int, int]:
-    return str.maketrans({stand_in: char for char, stand_in in stand_ins.items()})
 
 
 def _strings(data: Any) -> list[str]:
