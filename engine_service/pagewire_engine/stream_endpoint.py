@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import socket as sockets
 import tempfile
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import zmq
 from pagewire_engine.errors import StartupError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-# sun_path holds 108 bytes with its terminating zero.
-_MAX_IPC_PATH = 100
+# sun_path holds 108 bytes, the last of them zero.
+_MAX_IPC_PATH = 107
+_PREFIX = "pagewire-"
+_SOCKET = "stream"
 
 
 def is_loopback(host: str) -> bool:
@@ -83,13 +86,14 @@ class StreamEndpoint:
 
     def _choose(self) -> str:
         if is_loopback(self._host):
+            _sweep(Path(tempfile.gettempdir()))
             # mkdtemp makes it 0700: other users of the machine can't connect.
-            directory = tempfile.mkdtemp(prefix="pagewire-")
-            if len(directory) > _MAX_IPC_PATH - len("/stream"):
+            directory = tempfile.mkdtemp(prefix=_PREFIX)
+            if len(f"{directory}/{_SOCKET}") > _MAX_IPC_PATH:
                 os.rmdir(directory)
-                directory = tempfile.mkdtemp(prefix="pagewire-", dir="/tmp")
+                directory = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
             self._directory = Path(directory)
-            return f"ipc://{directory}/stream"
+            return f"ipc://{directory}/{_SOCKET}"
         host = f"[{self._host}]" if ":" in self._host and "[" not in self._host else self._host
         return f"tcp://{host}:*"
 
@@ -100,6 +104,20 @@ class StreamEndpoint:
         socket.curve_server = True
         socket.curve_secretkey = secret_key
         socket.curve_publickey = self.curve_public_key
+
+
+def _sweep(parent: Path) -> None:
+    """Removes the folders of engines that were killed: ours, and nobody listens there."""
+    for path in parent.glob(f"{_PREFIX}*/{_SOCKET}"):
+        try:
+            if path.stat().st_uid != os.getuid():
+                continue
+            with sockets.socket(sockets.AF_UNIX) as probe:
+                probe.connect(str(path))
+        except ConnectionRefusedError:
+            shutil.rmtree(path.parent, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def _advertised(bound: str) -> str:

@@ -184,6 +184,9 @@ class WireSession:
         loop = asyncio.get_running_loop()
         loop.add_reader(_descriptor(socket), self._on_readable)
         loop.add_reader(_descriptor(self._monitor), self._on_monitor)
+        # The descriptors tell of changes only: each must be read dry once before they do.
+        self._on_readable()
+        self._on_monitor()
 
     def _lose(self, loss: Loss) -> None:
         if not self.lost.done():
@@ -211,6 +214,7 @@ class WireSession:
                 self._last_heard = max(self._last_heard, now - SILENCE_S / 2)
             before = now
             self._on_readable()
+            self._on_monitor()
             if now - self._last_heard > SILENCE_S:
                 self._lose(Loss(f"the engine was silent for {SILENCE_S:.0f} s"))
             if now - self._last_ack > self._heartbeat_s / 2:

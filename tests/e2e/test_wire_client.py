@@ -1,0 +1,283 @@
+"""RemoteEngineClient and InProcessEngineClient over a fake engine: one behaviour, two ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pagewire.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from pagewire.outputs import FinishReason
+from pagewire_frontend.engine_client.base import EngineClient, EngineRequest
+from pagewire_frontend.engine_client.in_process import InProcessEngineClient
+from pagewire_frontend.engine_client.remote import RemoteEngineClient
+from tests.e2e.wire_peer import collect, request, wait_until_async
+from tests.fakes.fake_engine import VOCAB_SIZE, FakeEngine, build_fake_engine, fake_config
+
+STEP_TIME_S = 0.002
+FILES = {"tokenizer.json": b"{}" * 50_000, "tokenizer_config.json": b"{}"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[FakeEngine]:
+    with FakeEngine(step_time_s=STEP_TIME_S, tokenizer_files=FILES) as running:
+        yield running
+
+
+class Reached:
+    """A client, and a look at the engine's blocks and queues."""
+
+    def __init__(self, client: EngineClient, used_blocks: Callable[[], int]) -> None:
+        self.client = client
+        self.used_blocks = used_blocks
+
+
+@pytest.fixture(params=["remote", "in_process"])
+async def reached(request: pytest.FixtureRequest, engine: FakeEngine) -> AsyncIterator[Reached]:
+    client: EngineClient
+    if request.param == "remote":
+        client = RemoteEngineClient(engine.target)
+        await client.start()
+        stats = engine.built.engine.stats
+    else:
+        client = InProcessEngineClient(
+            fake_config(),
+            build=lambda config, report: build_fake_engine(
+                config, report, step_time_s=STEP_TIME_S, tokenizer_files=FILES
+            ),
+        )
+        await client.start()
+        stats = client.engine_loop.stats
+    yield Reached(client, lambda: stats().num_blocks - stats().num_free_blocks)
+    await client.close()
+
+
+async def test_a_client_knows_the_model_and_its_tokenizer(reached: Reached) -> None:
+    info = reached.client.model_info
+    assert (info.served_model_name, info.vocab_size, info.max_model_len) == (
+        "fake",
+        VOCAB_SIZE,
+        4096,
+    )
+    assert reached.client.ready
+    assert dict(await reached.client.fetch_tokenizer()) == FILES
+    assert len(info.tokenizer_sha256) == 64
+
+
+async def test_all_sequences_arrive_whole_and_end_once(reached: Reached) -> None:
+    stream = await reached.client.submit(request(n=3, seed=5, temperature=1.0, max_tokens=20))
+    got = await collect(stream)
+    assert [len(got.token_ids[index]) for index in range(3)] == [20, 20, 20]
+    assert len({tuple(ids) for ids in got.token_ids.values()}) == 3
+    assert {end.finish_reason for end in got.finished.values()} == {FinishReason.LENGTH}
+    assert all(end.times is not None for end in got.finished.values())
+
+
+async def test_both_ways_give_the_same_tokens(engine: FakeEngine) -> None:
+    remote = RemoteEngineClient(engine.target)
+    local = InProcessEngineClient(fake_config(), build=build_fake_engine)
+    await asyncio.gather(remote.start(), local.start())
+    for params in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 9, "n": 2}):
+        wanted = await collect(await remote.submit(request(**params)))
+        assert (await collect(await local.submit(request(**params)))).token_ids == wanted.token_ids
+    await asyncio.gather(remote.close(), local.close())
+
+
+async def test_logprobs_come_with_their_tokens(reached: Reached) -> None:
+    prompt = tuple(range(1, 600))
+    stream = await reached.client.submit(
+        request(prompt=prompt, logprobs=2, prompt_logprobs=3, max_tokens=20)
+    )
+    got = await collect(stream)
+    assert [p.token.token_id for p in got.logprobs[0]] == got.token_ids[0]
+    assert all(len(position.top) == 2 for position in got.logprobs[0])
+    # Every position but the first, although the prompt took several chunks.
+    assert [p.token.token_id for p in got.prompt_logprobs] == list(prompt[1:])
+    assert all(len(position.top) == 3 for position in got.prompt_logprobs)
+    total = sum(position.token.logprob for position in got.logprobs[0])
+    assert got.finished[0].cumulative_logprob == pytest.approx(total, rel=1e-4)
+
+
+async def test_a_stop_token_is_named(reached: Reached) -> None:
+    free = await collect(await reached.client.submit(request(max_tokens=8)))
+    stop = free.token_ids[0][3]
+    got = await collect(await reached.client.submit(request(max_tokens=8, stop_token_ids=[stop])))
+    end = got.finished[0]
+    assert (end.finish_reason, end.stop_token_id) == (FinishReason.STOP, stop)
+    assert got.token_ids[0] == free.token_ids[0][: free.token_ids[0].index(stop) + 1]
+
+
+async def test_a_sequence_that_a_stop_string_ended_is_silent_and_frees_its_blocks(
+    reached: Reached,
+) -> None:
+    stream = await reached.client.submit(request(n=2, temperature=1.0, seed=1, max_tokens=3000))
+    async for deltas in stream:
+        if deltas[0].start > 100:
+            break
+    both = reached.used_blocks()
+    await stream.finish_sequence(0)
+    await wait_until_async(lambda: reached.used_blocks() < both - 3, "the blocks of one come back")
+    assert {delta.sequence_index for delta in await anext(aiter(stream))} == {1}
+    await stream.finish_sequence(1)
+    await wait_until_async(lambda: reached.used_blocks() == 0, "all blocks come back")
+    with pytest.raises(StopAsyncIteration):
+        await anext(aiter(stream))
+
+
+async def test_an_abort_frees_the_blocks_within_a_step(reached: Reached) -> None:
+    stream = await reached.client.submit(request(n=2, max_tokens=3000))
+    await anext(aiter(stream))
+    assert reached.used_blocks() > 0
+    await stream.abort()
+    await stream.abort()
+    await wait_until_async(lambda: reached.used_blocks() == 0, "the blocks", timeout_s=0.5)
+
+
+async def test_an_id_is_free_again_after_its_abort(reached: Reached) -> None:
+    old = await reached.client.submit(request("same", max_tokens=3000))
+    await anext(aiter(old))
+    await old.abort()
+    new = await collect(await reached.client.submit(request("same", max_tokens=5)))
+    assert len(new.token_ids[0]) == 5
+
+
+async def test_a_cancelled_consumer_aborts_by_dropping_its_stream(reached: Reached) -> None:
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async for _ in await reached.client.submit(request(max_tokens=3000)):
+            started.set()
+
+    consumer = asyncio.create_task(consume())
+    await started.wait()
+    consumer.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await consumer
+    del consumer
+    gc.collect()
+    await wait_until_async(lambda: reached.used_blocks() == 0, "the blocks come back")
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
+async def test_a_submit_cancelled_at_any_point_leaves_nothing_behind(
+    reached: Reached, turns: int
+) -> None:
+    submitting = asyncio.create_task(reached.client.submit(request(max_tokens=3000)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if turns == 8:
+        await asyncio.sleep(0.002)
+    submitting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await (await submitting).abort()
+    del submitting
+    gc.collect()
+    await asyncio.sleep(0.05)
+    await wait_until_async(lambda: reached.used_blocks() == 0, "no orphan runs on")
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("prompt_token_ids", request(prompt=(1, VOCAB_SIZE))),
+        ("prompt_token_ids", request(prompt=(1,) * 4096)),
+        ("max_tokens", request(max_tokens=4096)),
+        ("stop_token_ids", request(stop_token_ids=[VOCAB_SIZE])),
+        ("logit_bias", request(logit_bias={VOCAB_SIZE: 1.0})),
+    ],
+)
+async def test_a_bad_request_is_refused_by_field_and_the_next_one_runs(
+    reached: Reached, field: str, bad: EngineRequest
+) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        await reached.client.submit(bad)
+    assert caught.value.field == field
+    assert len((await collect(await reached.client.submit(request()))).token_ids[0]) == 32
+
+
+async def test_an_adapter_is_refused(reached: Reached) -> None:
+    asked = EngineRequest("r", [1], request().sampling_params, adapter="a")
+    with pytest.raises(FailedPreconditionError, match="not enabled"):
+        await reached.client.submit(asked)
+
+
+async def test_closing_aborts_what_lives(reached: Reached) -> None:
+    streams = [await reached.client.submit(request(f"r{i}", max_tokens=3000)) for i in range(3)]
+    waiting = asyncio.create_task(collect(streams[0]))
+    await asyncio.sleep(0.02)
+    await reached.client.close()
+    with contextlib.suppress(UnavailableError):
+        await asyncio.wait_for(waiting, 2)
+    with pytest.raises(UnavailableError):
+        await reached.client.submit(request())
+    if isinstance(reached.client, RemoteEngineClient):
+        await wait_until_async(lambda: reached.used_blocks() == 0, "the blocks come back")
+
+
+async def test_a_second_live_request_of_one_id_is_refused(engine: FakeEngine) -> None:
+    client = RemoteEngineClient(engine.target)
+    await client.start()
+    first = await client.submit(request("double", max_tokens=3000))
+    with pytest.raises(AlreadyExistsError):
+        await client.submit(request("double"))
+    await first.abort()
+    await client.close()
+
+
+async def test_64_requests_at_once_do_not_mix(reached: Reached) -> None:
+    async def run(number: int) -> list[int]:
+        stream = await reached.client.submit(request(f"r{number}", (number + 1,), max_tokens=30))
+        return (await collect(stream)).token_ids[0]
+
+    together = await asyncio.gather(*(run(number) for number in range(64)))
+    for number in (0, 17, 63):
+        assert await run(number) == together[number]
+
+
+async def test_a_consumer_that_does_not_read_holds_up_nobody(reached: Reached) -> None:
+    idle = await reached.client.submit(request("idle", max_tokens=500))
+    busy = await collect(await reached.client.submit(request("busy", max_tokens=200)))
+    assert len(busy.token_ids[0]) == 200
+    late = await collect(idle)
+    assert len(late.token_ids[0]) == 500
+    # What waited came in few, long turns.
+    assert late.turns < 400
+
+
+async def test_a_start_without_an_engine_fails_after_the_window() -> None:
+    client = RemoteEngineClient("127.0.0.1:1", failover_window_s=0.5)
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+        await client.start()
+    assert not client.ready
+
+
+async def test_a_proxy_in_the_environment_is_not_used(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    client = RemoteEngineClient(engine.target, failover_window_s=3)
+    await client.start()
+    await client.close()
+
+
+def test_the_remote_client_imports_neither_torch_nor_the_engine() -> None:
+    program = (
+        "import sys, pagewire_frontend.engine_client.remote\n"
+        "bad = {'torch', 'transformers', 'gradio', 'pagewire_engine'} & set(sys.modules)\n"
+        "sys.exit(f'imported {bad}' if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parent)

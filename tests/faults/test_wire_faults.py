@@ -1,0 +1,279 @@
+"""Processes that die, stop and come back under live streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from pagewire.errors import InternalError, UnavailableError
+from pagewire_frontend.engine_client.remote import RemoteEngineClient
+from tests.e2e.wire_peer import Collected, WirePeer, collect, request, wait_until
+from tests.fakes.fake_engine import ROOT, FakeEngine, FakeEngineProcess, fake_config
+
+PARAMS = {
+    "greedy": {"temperature": 0.0, "max_tokens": 400},
+    "seeded": {"temperature": 1.0, "seed": 11, "n": 2, "max_tokens": 400},
+    "seed_of_the_engine": {"temperature": 1.0, "max_tokens": 400},
+    "logprobs": {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 0, "max_tokens": 300},
+}
+STEP_TIME_S = 0.005
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngineProcess]:
+    with FakeEngineProcess(step_time_s=STEP_TIME_S) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(engine: FakeEngineProcess) -> AsyncIterator[RemoteEngineClient]:
+    started = RemoteEngineClient(engine.target, failover_window_s=30)
+    await started.start()
+    yield started
+    await started.close()
+
+
+async def run_all(client: RemoteEngineClient) -> dict[str, Collected]:
+    streams = {
+        name: await client.submit(request(name, **params)) for name, params in PARAMS.items()
+    }
+    results = await asyncio.gather(*(collect(stream) for stream in streams.values()))
+    return dict(zip(streams, results, strict=True))
+
+
+async def undisturbed() -> dict[str, Collected]:
+    with FakeEngine() as quiet:
+        client = RemoteEngineClient(quiet.target)
+        await client.start()
+        try:
+            return await run_all(client)
+        finally:
+            await client.close()
+
+
+def assert_same(got: dict[str, Collected], wanted: dict[str, Collected]) -> None:
+    for name, expected in wanted.items():
+        assert got[name].token_ids == expected.token_ids, name
+        reasons = {index: end.finish_reason for index, end in got[name].finished.items()}
+        assert reasons == {i: end.finish_reason for i, end in expected.finished.items()}
+    logprobs = got["logprobs"]
+    assert logprobs.logprobs == wanted["logprobs"].logprobs
+    assert logprobs.prompt_logprobs == wanted["logprobs"].prompt_logprobs
+    assert logprobs.finished[0].cumulative_logprob == pytest.approx(
+        wanted["logprobs"].finished[0].cumulative_logprob, rel=1e-5
+    )
+
+
+async def test_streams_go_on_exactly_after_the_engine_was_killed(
+    engine: FakeEngineProcess, client: RemoteEngineClient
+) -> None:
+    epoch = client.model_info.epoch
+    running = asyncio.create_task(run_all(client))
+    await asyncio.sleep(0.7)
+    engine.kill()
+    await asyncio.sleep(0.2)
+    assert not client.ready
+    await asyncio.to_thread(engine.start)
+    got = await asyncio.wait_for(running, 30)
+    assert client.model_info.epoch != epoch
+    assert_same(got, await undisturbed())
+
+
+async def test_streams_go_on_exactly_after_the_engine_stopped_on_purpose(
+    engine: FakeEngineProcess, client: RemoteEngineClient
+) -> None:
+    running = asyncio.create_task(run_all(client))
+    await asyncio.sleep(0.5)
+    engine.signal(signal.SIGTERM)
+    await asyncio.to_thread(engine.wait, 10)
+    await asyncio.to_thread(engine.start)
+    assert_same(await asyncio.wait_for(running, 30), await undisturbed())
+
+
+async def test_nothing_is_lost_while_the_engine_stands_still(
+    engine: FakeEngineProcess, client: RemoteEngineClient
+) -> None:
+    running = asyncio.create_task(run_all(client))
+    await asyncio.sleep(0.4)
+    engine.signal(signal.SIGSTOP)
+    # Longer than the silence the client bears, so that it reconnects.
+    await asyncio.sleep(6.0)
+    engine.signal(signal.SIGCONT)
+    assert_same(await asyncio.wait_for(running, 30), await undisturbed())
+
+
+async def test_an_engine_gone_for_good_fails_each_stream_after_the_window(
+    engine: FakeEngineProcess,
+) -> None:
+    client = RemoteEngineClient(engine.target, failover_window_s=1.0)
+    await client.start()
+    streams = [await client.submit(request(f"r{i}", max_tokens=4000)) for i in range(2)]
+    collecting = [asyncio.create_task(collect(stream)) for stream in streams]
+    await asyncio.sleep(0.2)
+    engine.kill()
+    killed = time.monotonic()
+    late = asyncio.create_task(client.submit(request("late")))
+    for task in [*collecting, late]:
+        with pytest.raises(UnavailableError, match="could not be reached"):
+            await asyncio.wait_for(task, 10)
+    assert 0.8 < time.monotonic() - killed < 5
+    assert not client.ready
+    # The window is over: nobody waits for another one.
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(client.submit(request("later")), 0.5)
+    await client.close()
+
+
+async def test_a_query_of_death_fails_alone() -> None:
+    poison = 666
+    with FakeEngineProcess(step_time_s=STEP_TIME_S, poison=poison) as engine:
+        client = RemoteEngineClient(engine.target, failover_window_s=60)
+        await client.start()
+        healthy = [
+            asyncio.create_task(collect(await client.submit(request(f"h{i}", max_tokens=300))))
+            for i in range(2)
+        ]
+        await asyncio.sleep(0.1)
+        deadly = asyncio.create_task(collect(await client.submit(request("dead", (1, poison, 2)))))
+        deaths = 0
+        while not deadly.done():
+            died = asyncio.create_task(asyncio.to_thread(engine.wait, 20))
+            # Until it dies again, or the culprit has been found.
+            await asyncio.wait((died, deadly), return_when=asyncio.FIRST_COMPLETED)
+            if died.done():
+                deaths += 1
+                await asyncio.to_thread(engine.start)
+        with pytest.raises(InternalError, match="died of this request"):
+            await deadly
+        assert deaths == 3
+        results = await asyncio.wait_for(asyncio.gather(*healthy), 30)
+        assert all(len(result.token_ids[0]) == 300 for result in results)
+        await client.close()
+
+
+FRONTEND = """
+import asyncio, json, sys
+from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.engine_client.base import EngineRequest
+from pagewire_frontend.engine_client.remote import RemoteEngineClient
+
+async def main():
+    client = RemoteEngineClient(sys.argv[1])
+    await client.start()
+    params = SamplingParams(temperature=0.0, max_tokens=int(sys.argv[2]))
+    stream = await client.submit(EngineRequest("r", [1, 2, 3], params))
+    print("started", flush=True)
+    tokens = []
+    async for deltas in stream:
+        for delta in deltas:
+            assert delta.start == len(tokens)
+            tokens += delta.token_ids
+    print(json.dumps(tokens), flush=True)
+    await client.close()
+
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def frontend_process(target: str, max_tokens: int) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", FRONTEND, target, str(max_tokens)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().strip() == "started"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("wire", ["ipc", "tcp"])
+def test_nothing_is_lost_while_the_frontend_stands_still(wire: str) -> None:
+    endpoint = "tcp://127.0.0.1:*" if wire == "tcp" else None
+    with (
+        FakeEngine(fake_config(stream_endpoint=endpoint), step_time_s=0.001) as engine,
+        WirePeer(engine.target) as peer,
+        frontend_process(engine.target, 2500) as frontend,
+    ):
+        assert frontend.stdout is not None
+        for _ in range(2):
+            time.sleep(0.3)
+            frontend.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)
+            frontend.send_signal(signal.SIGCONT)
+        tokens = json.loads(frontend.stdout.readline())
+        frontend.wait(10)
+        assert len(tokens) == 2500
+        wait_until(lambda: peer.stats().num_free_blocks == peer.stats().num_blocks, "free blocks")
+
+
+def test_a_killed_frontends_blocks_come_back_after_the_session_timeout() -> None:
+    config = fake_config(session_timeout_s=1.5)
+    with FakeEngine(config, step_time_s=0.01) as engine, WirePeer(engine.target) as peer:
+        with frontend_process(engine.target, 4000) as frontend:
+            wait_until(lambda: peer.stats().num_running == 1, "it runs")
+            frontend.kill()
+            frontend.wait()
+            killed = time.monotonic()
+        wait_until(
+            lambda: peer.stats().num_free_blocks == peer.stats().num_blocks, "the blocks come back"
+        )
+        assert 0.5 < time.monotonic() - killed < 4
+        assert peer.stats().num_sessions == 0
+
+
+async def test_a_session_the_engine_has_buried_is_opened_again_and_its_streams_go_on() -> None:
+    with FakeEngineProcess({"session_timeout_s": 1.0}, step_time_s=STEP_TIME_S) as impatient:
+        # The frontend, in a process of its own, is silent for longer than the session lives.
+        with frontend_process(impatient.target, 500) as frontend:
+            assert frontend.stdout is not None
+            await asyncio.sleep(0.3)
+            frontend.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(3.0)
+            frontend.send_signal(signal.SIGCONT)
+            tokens = json.loads(await asyncio.to_thread(frontend.stdout.readline))
+    with FakeEngine() as engine:
+        client = RemoteEngineClient(engine.target)
+        await client.start()
+        wanted = await collect(await client.submit(request(max_tokens=500)))
+        await client.close()
+    assert tokens == wanted.token_ids[0]
+
+
+async def test_a_killed_engines_socket_folder_is_removed_by_the_next_one(
+    engine: FakeEngineProcess,
+) -> None:
+    def folder() -> Path:
+        with WirePeer(engine.target) as peer:
+            return Path(peer.attach().stream_endpoint.removeprefix("ipc://")).parent
+
+    first = folder()
+    engine.kill()
+    assert first.exists()
+    await asyncio.to_thread(engine.start)
+    assert not first.exists()
+    assert folder().exists()
+
+
+def test_a_stopped_engine_removes_its_socket_folder() -> None:
+    with FakeEngine() as engine:
+        folder = Path(engine.server.stream_endpoint.removeprefix("ipc://")).parent
+        assert folder.exists()
+    assert not folder.exists()
