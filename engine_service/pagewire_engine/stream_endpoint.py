@@ -113,6 +113,7 @@ def _sweep(parent: Path) -> None:
             if path.stat().st_uid != os.getuid():
                 continue
             with sockets.socket(sockets.AF_UNIX) as probe:
+                probe.setblocking(False)
                 probe.connect(str(path))
         except ConnectionRefusedError:
             shutil.rmtree(path.parent, ignore_errors=True)

@@ -240,15 +240,17 @@ def test_a_killed_frontends_blocks_come_back_after_the_session_timeout() -> None
 
 
 async def test_a_session_the_engine_has_buried_is_opened_again_and_its_streams_go_on() -> None:
-    with FakeEngineProcess({"session_timeout_s": 1.0}, step_time_s=STEP_TIME_S) as impatient:
-        # The frontend, in a process of its own, is silent for longer than the session lives.
-        with frontend_process(impatient.target, 500) as frontend:
-            assert frontend.stdout is not None
-            await asyncio.sleep(0.3)
-            frontend.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(3.0)
-            frontend.send_signal(signal.SIGCONT)
-            tokens = json.loads(await asyncio.to_thread(frontend.stdout.readline))
+    with (
+        FakeEngineProcess({"session_timeout_s": 1.0}, step_time_s=STEP_TIME_S) as impatient,
+        frontend_process(impatient.target, 500) as frontend,
+    ):
+        assert frontend.stdout is not None
+        await asyncio.sleep(0.3)
+        # Silent for longer than its session lives.
+        frontend.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(3.0)
+        frontend.send_signal(signal.SIGCONT)
+        tokens = json.loads(await asyncio.to_thread(frontend.stdout.readline))
     with FakeEngine() as engine:
         client = RemoteEngineClient(engine.target)
         await client.start()

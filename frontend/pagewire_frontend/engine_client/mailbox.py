@@ -82,6 +82,8 @@ class Mailbox:
             MissingTokensError: tokens before `start` have not come.
         """
         record = self.sequences[index]
+        if record.finish_reason is not None or self.error is not None:
+            return
         have = len(record.token_ids)
         if start != have:
             if start > have:
@@ -90,8 +92,6 @@ class Mailbox:
                 return
             token_ids = token_ids[have - start :]
             logprobs = logprobs[have - start :]
-        if record.finish_reason is not None or self.error is not None:
-            return
         record.token_ids += token_ids
         self.num_tokens += len(token_ids)
         delta = self._delta(index, have)

@@ -68,6 +68,7 @@ async def test_a_finished_sequence_delivers_nothing_more() -> None:
     box.add_tokens(1, 0, [1])
     box.mute(0, FinishReason.STOP)
     box.add_tokens(0, 1, [2])
+    box.add_tokens(0, 2, [3])
     deltas = await box.take()
     assert [delta.sequence_index for delta in deltas] == [1]
     assert not ended
