@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagewire.errors import (
@@ -14,7 +14,7 @@ from pagewire.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire.outputs import RequestTimes
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
 from pagewire_frontend.engine_client.base import (
@@ -24,10 +24,10 @@ from pagewire_frontend.engine_client.base import (
     TokenDelta,
     TokenStream,
 )
+from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation_types import (
     GenerationRequest,
     GenerationUpdate,
-    PositionTextLogprobs,
 )
 from pagewire_frontend.sequence_text import SequenceText
 from pagewire_frontend.tokenizer import Tokenizer
@@ -51,30 +51,6 @@ class GenerationSettings:
     parse_control_tokens_in_prompts: bool = True
     allow_request_chat_template: bool = False
     chat_template: str | None = None
-
-
-@dataclass(slots=True)
-class FinishedSequence:
-    """A whole sequence; the fields are those of TextDelta."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[PositionTextLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    cumulative_logprob: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedGeneration:
-    """A whole request: its sequences in index order."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    sequences: list[FinishedSequence]
-    prompt_logprobs: list[PositionLogprobs]
-    times: RequestTimes
 
 
 class Generation:
@@ -193,7 +169,7 @@ class Generation:
         """
         self.check_model(request.model)
         token_ids = await self.tokenize_prompt(request)
-        params = self.resolve(request.sampling_params, len(token_ids))
+        params = self.resolve(request.sampling_params, len(token_ids), request.default_max_tokens)
         request_id = request.request_id or f"gen-{secrets.token_hex(8)}"
         key = (request.tenant, request_id)
         if key in self._live:
@@ -253,7 +229,9 @@ class Generation:
             raise InvalidArgumentError("prompt", "is empty: it makes no token")
         return token_ids
 
-    def resolve(self, params: SamplingParams, prompt_tokens: int) -> SamplingParams:
+    def resolve(
+        self, params: SamplingParams, prompt_tokens: int, default_max_tokens: int | None = None
+    ) -> SamplingParams:
         """The parameters with `max_tokens` filled in, checked against this model.
 
         Raises:
@@ -275,6 +253,8 @@ class Generation:
                 raise InvalidArgumentError(
                     "min_tokens", f"{params.min_tokens} is more than the {left} that fit"
                 )
+            if default_max_tokens is not None:
+                left = min(left, max(default_max_tokens, params.min_tokens))
             return replace(params, max_tokens=left)
         if prompt_tokens + params.max_tokens > limit:
             raise InvalidArgumentError(
@@ -356,29 +336,7 @@ class RunningGeneration:
 
     async def collect(self) -> FinishedGeneration:
         """Reads to the end. Raises what the request failed with."""
-        sequences = [FinishedSequence(index) for index in range(len(self._sequences))]
-        texts: list[list[str]] = [[] for _ in sequences]
-        prompt_logprobs: list[PositionLogprobs] = []
-        async for update in self:
-            prompt_logprobs += update.prompt_logprobs
-            for delta in update.deltas:
-                sequence = sequences[delta.index]
-                texts[delta.index].append(delta.text)
-                sequence.token_ids += delta.token_ids
-                sequence.logprobs += delta.logprobs
-                if delta.finish_reason is not None:
-                    sequence.finish_reason = delta.finish_reason
-                    sequence.stop_reason = delta.stop_reason
-                    sequence.cumulative_logprob = delta.cumulative_logprob
-        for sequence, pieces in zip(sequences, texts, strict=True):
-            sequence.text = "".join(pieces)
-        return FinishedGeneration(
-            request_id=self.request_id,
-            prompt_token_ids=self.prompt_token_ids,
-            sequences=sequences,
-            prompt_logprobs=prompt_logprobs,
-            times=self._times or RequestTimes(),
-        )
+        return await collect(self)
 
     def _update(self, deltas: list[TokenDelta]) -> GenerationUpdate | None:
         update = GenerationUpdate([])

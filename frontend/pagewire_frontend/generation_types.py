@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
 from pagewire.sampling_params import SamplingParams
 
+# What a completion may produce when nobody says; a chat may use the rest of the context.
+COMPLETION_MAX_TOKENS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
@@ -19,6 +22,8 @@ class GenerationRequest:
         prompt_token_ids: token ids, or None.
         sampling_params: resolved over the model's defaults. `max_tokens` None: the rest of the
             context.
+        default_max_tokens: stands for `max_tokens` None, as far as the context has room. None: the
+            rest of the context.
         add_special_tokens: let the tokenizer add its BOS to a text prompt. A rendered chat
             template must not.
         tenant: whose quota it counts on.
@@ -30,6 +35,7 @@ class GenerationRequest:
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    default_max_tokens: int | None = None
     add_special_tokens: bool = True
     tenant: str = ""
     priority: int = 0

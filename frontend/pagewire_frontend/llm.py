@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +32,6 @@ __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "load_chat_tem
 Prompt = str | Mapping[str, Any]
 Messages = list[dict[str, Any]]
 
-_DEFAULT_MAX_TOKENS = 16  # of `generate`; `chat` may use the rest of the context
 # Enough to keep any engine's batch full, and few enough for its waiting queue.
 _MOST_IN_FLIGHT = 512
 
@@ -109,7 +108,7 @@ class LLM:
         Args:
             prompts: text, {"prompt": text} or {"prompt_token_ids": ids}; one, or a list of any.
             sampling_params: for all prompts, or one for each. None: the model's own defaults.
-                `max_tokens` None stands for 16 here.
+                `max_tokens` None stands for 16 here, or the rest of the context if that is less.
             use_tqdm: show progress, with input and output tokens per second.
 
         Returns:
@@ -119,12 +118,7 @@ class LLM:
             InvalidArgumentError: a prompt or a parameter can't be served. Nothing has run then.
         """
         listed = _listed(prompts)
-        params = [
-            p
-            if p.max_tokens is not None
-            else replace(p, max_tokens=max(_DEFAULT_MAX_TOKENS, p.min_tokens))
-            for p in self._params_for(sampling_params, len(listed))
-        ]
+        params = self._params_for(sampling_params, len(listed))
         requests = [_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
         return self._run(requests, params, use_tqdm)
 
@@ -247,7 +241,8 @@ async def _run_all(
     for n, (request, one) in enumerate(zip(requests, params, strict=True)):
         with _naming(f"prompt {n}"):
             token_ids = await generation.tokenize_prompt(request)
-            jobs.append(_Job(request.prompt, token_ids, generation.resolve(one, len(token_ids))))
+            limited = generation.resolve(one, len(token_ids), request.default_max_tokens)
+            jobs.append(_Job(request.prompt, token_ids, limited))
     outputs: list[RequestOutput | None] = [None] * len(jobs)
     call = secrets.token_hex(4)
     rest = iter(enumerate(jobs))
@@ -339,7 +334,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _request(prompt: Prompt, where: str) -> GenerationRequest:
     if isinstance(prompt, str):
-        return GenerationRequest(prompt=prompt)
+        return GenerationRequest(prompt=prompt, default_max_tokens=COMPLETION_MAX_TOKENS)
     if not isinstance(prompt, Mapping):
         raise InvalidArgumentError(
             where,
@@ -354,10 +349,14 @@ def _request(prompt: Prompt, where: str) -> GenerationRequest:
     if text is not None and not isinstance(text, str):
         raise InvalidArgumentError(where, "prompt must be text")
     if token_ids is None:
-        return GenerationRequest(prompt=text)
+        return GenerationRequest(prompt=text, default_max_tokens=COMPLETION_MAX_TOKENS)
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in token_ids):
         raise InvalidArgumentError(where, "prompt_token_ids must be whole numbers")
-    return GenerationRequest(prompt=text, prompt_token_ids=list(token_ids))
+    return GenerationRequest(
+        prompt=text,
+        prompt_token_ids=list(token_ids),
+        default_max_tokens=COMPLETION_MAX_TOKENS,
+    )
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

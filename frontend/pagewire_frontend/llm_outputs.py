@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagewire.outputs import PositionLogprobs
-from pagewire_frontend.generation import FinishedGeneration, FinishedSequence
+from pagewire_frontend.finished import FinishedGeneration, FinishedSequence
 from pagewire_frontend.logprobs import token_with_text
 from pagewire_frontend.tokenizer import Tokenizer
 

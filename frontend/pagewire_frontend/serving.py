@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pagewire.errors import ErrorCode, PagewireError, UnavailableError
-from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.faults import renaming
+from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation import (
-    FinishedGeneration,
-    FinishedSequence,
     Generation,
     RunningGeneration,
 )
@@ -120,30 +119,8 @@ class MeteredGeneration:
         )
 
     async def collect(self) -> FinishedGeneration:
-        """Reads to the end."""
-        sequences: dict[int, FinishedSequence] = {}
-        texts: dict[int, list[str]] = {}
-        prompt_logprobs: list[PositionLogprobs] = []
-        async for update in self:
-            prompt_logprobs.extend(update.prompt_logprobs)
-            for delta in update.deltas:
-                sequence = sequences.setdefault(delta.index, FinishedSequence(delta.index))
-                texts.setdefault(delta.index, []).append(delta.text)
-                sequence.token_ids.extend(delta.token_ids)
-                sequence.logprobs.extend(delta.logprobs)
-                if delta.finish_reason is not None:
-                    sequence.finish_reason = delta.finish_reason
-                    sequence.stop_reason = delta.stop_reason
-                    sequence.cumulative_logprob = delta.cumulative_logprob
-        for index, sequence in sequences.items():
-            sequence.text = "".join(texts[index])
-        return FinishedGeneration(
-            request_id=self.request_id,
-            prompt_token_ids=self.prompt_token_ids,
-            sequences=[sequences[index] for index in sorted(sequences)],
-            prompt_logprobs=prompt_logprobs,
-            times=self._times,
-        )
+        """Reads to the end. Raises what the request failed with."""
+        return await collect(self)
 
     def _end(self, failure: ErrorCode | None = None) -> None:
         if self._ended:

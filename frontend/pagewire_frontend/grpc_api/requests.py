@@ -13,10 +13,8 @@ from pagewire.conversion import sampling_params_from_proto
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import inference_pb2, sampling_pb2
-from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
 from pagewire_frontend.request_ids import check_request_id
-
-DEFAULT_MAX_TOKENS = 16
 
 
 def sampling_params(
@@ -45,8 +43,6 @@ def generation_request(
 ) -> GenerationRequest:
     """A Generate call's request."""
     params = sampling_params(request.sampling_params, request.text_params, defaults)
-    if params.max_tokens is None:
-        params = replace(params, max_tokens=DEFAULT_MAX_TOKENS)
     case = request.WhichOneof("prompt")
     if case is None:
         raise InvalidArgumentError("prompt", "set text or token_ids")
@@ -56,6 +52,7 @@ def generation_request(
         prompt=request.text if case == "text" else None,
         prompt_token_ids=list(request.token_ids.ids) if case == "token_ids" else None,
         sampling_params=params,
+        default_max_tokens=COMPLETION_MAX_TOKENS,
         add_special_tokens=(
             request.add_special_tokens if request.HasField("add_special_tokens") else True
         ),

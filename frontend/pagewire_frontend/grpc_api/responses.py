@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.v1 import inference_pb2, sampling_pb2
-from pagewire_frontend.generation import FinishedSequence
+from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import PositionTextLogprobs, TextDelta, TextLogprob
 from pagewire_frontend.serving import Usage
 

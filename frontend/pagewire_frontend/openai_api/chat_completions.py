@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagewire_frontend.faults import renaming
-from pagewire_frontend.generation import FinishedSequence
+from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected

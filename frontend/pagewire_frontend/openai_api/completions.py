@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagewire.outputs import FinishReason, PositionLogprobs
-from pagewire_frontend.generation import FinishedSequence
-from pagewire_frontend.generation_types import GenerationRequest, TextDelta
+from pagewire_frontend.finished import FinishedSequence
+from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
 from pagewire_frontend.openai_api.echo import Echo
 from pagewire_frontend.openai_api.event_stream import (
@@ -67,6 +67,7 @@ def _generation_requests(
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=None if isinstance(prompt, str) else prompt,
             sampling_params=params,
+            default_max_tokens=COMPLETION_MAX_TOKENS,
             add_special_tokens=body.add_special_tokens is not False,
             priority=body.priority or 0,
         )

@@ -20,7 +20,6 @@ from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams
 from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 
 MAX_PROMPTS = 1024
-DEFAULT_MAX_TOKENS = 16
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -128,8 +127,6 @@ class CompletionBody(SamplingBody):
             InvalidArgumentError: a value that can't be served.
         """
         changes: dict[str, Any] = {}
-        if defaults.max_tokens is None:
-            changes["max_tokens"] = DEFAULT_MAX_TOKENS
         if self.logprobs is not None:
             changes["logprobs"] = self.logprobs
             if self.echo:

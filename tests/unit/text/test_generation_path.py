@@ -21,13 +21,12 @@ from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, Token
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
 from pagewire_frontend.errors import ChatTemplateError
+from pagewire_frontend.finished import FinishedGeneration, FinishedSequence
 from pagewire_frontend.generation import (
-    FinishedGeneration,
-    FinishedSequence,
     Generation,
     GenerationSettings,
 )
-from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
+from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, GenerationUpdate
 from tests.fakes import small_tokenizers
 from tests.fakes.replaying_client import ReplayingClient, turns_of
 
@@ -206,6 +205,17 @@ async def test_max_tokens_defaults_to_what_the_context_has_left() -> None:
     path, fake = await generation(max_model_len=100)
     await path.start(GenerationRequest(prompt_token_ids=[5] * 60))
     assert fake.requests[0].sampling_params.max_tokens == 40
+
+
+async def test_a_completions_default_of_max_tokens_gives_way_to_the_context() -> None:
+    path, fake = await generation(max_model_len=100)
+    for length in (60, 95):
+        await path.start(
+            GenerationRequest(
+                prompt_token_ids=[5] * length, default_max_tokens=COMPLETION_MAX_TOKENS
+            )
+        )
+    assert [request.sampling_params.max_tokens for request in fake.requests] == [16, 5]
 
 
 @pytest.mark.parametrize(
