@@ -20,6 +20,12 @@ _SIGNATURES = {
     ),
     "pagewire_write_kv": [_POINTER] * 5 + [_INT] * 4,
     "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
+    "pagewire_pack_weight": [_POINTER] * 2 + [_INT] * 4,
+    "pagewire_unpack_rows": [_POINTER] * 3 + [_INT] * 2,
+    "pagewire_linear": [_POINTER] * 4 + [_INT] * 6,
+    "pagewire_rms_norm": [_POINTER] * 3 + [_INT] * 3 + [ctypes.c_float, _INT],
+    "pagewire_rotate": [_POINTER] * 4 + [_INT] * 5,
+    "pagewire_silu_and_mul": [_POINTER] * 2 + [_INT] * 4,
 }
 
 
@@ -166,6 +172,8 @@ def load_library() -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = signature
         function.restype = None
+    library.pagewire_panel_size.argtypes = []
+    library.pagewire_panel_size.restype = _INT
     return library
 
 

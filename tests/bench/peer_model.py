@@ -5,10 +5,15 @@ Usage: python -m tests.bench.peer_model MODEL FOLDER
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pagewire.config import EngineConfig
+
+if TYPE_CHECKING:
+    from pagewire_engine.model_files import ModelDescription
 
 
 def write_peer_model(model: str, folder: Path) -> Path:
@@ -40,15 +45,23 @@ def write_peer_model(model: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in load_tokenizer_files(files.path, files.gguf, mode="auto").items():
         (folder / name).write_bytes(content)
-    hf_config = description.hf_config
-    hf_config.architectures = [description.architecture]
-    hf_config.dtype = "float32"
-    hf_config.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(_config(description), indent=2))
     # The weights come last: they mark the folder as whole.
     partial = folder / "model.safetensors.partial"
     save_file(tensors, partial, metadata={"format": "pt"})
     partial.replace(weights)
     return folder
+
+
+def _config(description: ModelDescription) -> dict[str, Any]:
+    """config.json; a GGUF's config is a plain namespace, a folder's is transformers' own."""
+    own = description.hf_config
+    fields = own.to_dict() if hasattr(own, "to_dict") else vars(own)
+    config = {name: value for name, value in fields.items() if value is not None}
+    config["architectures"] = [description.architecture]
+    config["dtype"] = "float32"
+    config["eos_token_id"] = description.eos_token_ids[0]
+    return config
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+// y = x W^T + b with the weight packed once, in panels that the inner loop reads front to back.
+//
+// Why not BLAS: a library call packs the weight anew every time, which for the few rows of a
+// decode step costs more than the product. And its order of additions depends on the number of
+// rows; here each output is one chain of fused multiply-adds over k, so that a row gives the same
+// bits alone, in a batch and in a prefill chunk of any length.
+
+#include <algorithm>
+
+#include "vec.h"
+
+namespace pagewire {
+namespace {
+
+constexpr int W = kWidth;
+constexpr int kPanel = 2 * W;                   // outputs (rows of the weight) of a panel
+constexpr int kRows = kWidth == 16 ? 12 : 6;    // tokens whose sums fit the registers
+constexpr int64_t kTokensAtOnce = 96;           // their inputs stay in the second-level cache
+constexpr int64_t kParallelFlops = 1 << 20;     // below it a second thread costs more than it saves
+
+struct Linear {
+  const float* input;
+  const float* panels;
+  const float* bias;  // or null
+  float* output;
+  int64_t num_tokens, outputs, depth, input_stride, output_stride;
+};
+
+template <int ROWS>
+void multiply(const Linear& l, int64_t token, int64_t panel) {
+  const float* input = l.input + token * l.input_stride;
+  const float* weights = l.panels + panel * kPanel * l.depth;
+  FloatV<W> sums[ROWS][2] = {};
+  for (int64_t k = 0; k < l.depth; ++k) {
+    const FloatV<W> left = load<W>(weights + k * kPanel);
+    const FloatV<W> right = load<W>(weights + k * kPanel + W);
+    for (int r = 0; r < ROWS; ++r) {
+      const FloatV<W> x = broadcast<W>(input[r * l.input_stride + k]);
+      sums[r][0] += x * left;
+      sums[r][1] += x * right;
+    }
+  }
+  const int64_t column = panel * kPanel;
+  const int64_t count = std::min<int64_t>(kPanel, l.outputs - column);
+  for (int r = 0; r < ROWS; ++r) {
+    float* out = l.output + (token + r) * l.output_stride + column;
+    if (count == kPanel) {
+      if (l.bias) {
+        sums[r][0] += load<W>(l.bias + column);
+        sums[r][1] += load<W>(l.bias + column + W);
+      }
+      store<W>(out, sums[r][0]);
+      store<W>(out + W, sums[r][1]);
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        out[i] = sums[r][i / W][i % W] + (l.bias ? l.bias[column + i] : 0.0f);
+      }
+    }
+  }
+}
+
+template <int ROWS>
+void multiply_rows(const Linear& l, int64_t rows, int64_t token, int64_t panel) {
+  if (rows == ROWS) return multiply<ROWS>(l, token, panel);
+  if constexpr (ROWS > 1) multiply_rows<ROWS - 1>(l, rows, token, panel);
+}
+
+void multiply_panels(const Linear& l, int64_t first_panel, int64_t last_panel) {
+  for (int64_t start = 0; start < l.num_tokens; start += kTokensAtOnce) {
+    const int64_t tokens = std::min(kTokensAtOnce, l.num_tokens - start);
+    const int64_t parts = (tokens + kRows - 1) / kRows;
+    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t begin = tokens * part / parts, end = tokens * (part + 1) / parts;
+        multiply_rows<kRows>(l, end - begin, start + begin, panel);
+      }
+    }
+  }
+}
+
+int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+
+}  // namespace
+}  // namespace pagewire
+
+extern "C" {
+
+// Outputs that share a panel; a packed weight has whole panels.
+int64_t pagewire_panel_size() { return pagewire::kPanel; }
+
+// panels[ceil(outputs / kPanel)][depth][kPanel]; what is beyond `outputs` is zero.
+void pagewire_pack_weight(const float* weight, float* panels, int64_t outputs, int64_t depth,
+                          int64_t weight_stride, int64_t num_threads) {
+  using namespace pagewire;
+  const int64_t count = num_panels(outputs);
+#pragma omp parallel for num_threads(static_cast<int>(num_threads))
+  for (int64_t panel = 0; panel < count; ++panel) {
+    float* out = panels + panel * kPanel * depth;
+    for (int64_t i = 0; i < kPanel; ++i) {
+      const int64_t row = panel * kPanel + i;
+      const float* in = weight + row * weight_stride;
+      for (int64_t k = 0; k < depth; ++k) out[k * kPanel + i] = row < outputs ? in[k] : 0.0f;
+    }
+  }
+}
+
+// Rows of the weight as they were before packing: an embedding that a head shares.
+void pagewire_unpack_rows(const float* panels, const int64_t* rows, float* output,
+                          int64_t num_rows, int64_t depth) {
+  using namespace pagewire;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float* in = panels + rows[r] / kPanel * kPanel * depth + rows[r] % kPanel;
+    for (int64_t k = 0; k < depth; ++k) output[r * depth + k] = in[k * kPanel];
+  }
+}
+
+void pagewire_linear(const float* input, const float* panels, const float* bias, float* output,
+                     int64_t num_tokens, int64_t outputs, int64_t depth, int64_t input_stride,
+                     int64_t output_stride, int64_t num_threads) {
+  using namespace pagewire;
+  const Linear linear{input,   panels, bias,         output,       num_tokens,
+                      outputs, depth,  input_stride, output_stride};
+  const int64_t count = num_panels(outputs);
+  const bool small = 2 * num_tokens * outputs * depth < kParallelFlops;
+  const int threads = static_cast<int>(small ? 1 : std::min(num_threads, count));
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int part = 0; part < threads; ++part) {
+    multiply_panels(linear, count * part / threads, count * (part + 1) / threads);
+  }
+}
+}

@@ -1,0 +1,102 @@
+"""A fake engine that emits one token a stream and step, at a fixed rate, and notes when.
+
+Run as a program: serves until its standard input is closed, then prints the times at which each
+stream's tokens were emitted, as one line of JSON. Both wires, the loop and the scheduler are real;
+only the model is not. Prompt token 0 of a request is the number its tokens are noted under.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from pagewire.config import EngineConfig
+from pagewire.sampling_params import SamplingParams
+from pagewire_engine.build import BuiltEngine, assemble_engine
+from pagewire_engine.cli import SWITCH_INTERVAL_S
+from pagewire_engine.service import EngineServer
+from pagewire_engine.step import SampledToken, StepPlan, StepResult, WorkerInfo
+from pagewire_engine.tokenizer_files import load_tokenizer_files
+
+VOCAB_SIZE = 49152
+# Ordinary words of the real vocabulary: each token is text as soon as it comes.
+FIRST_WORD, NUM_WORDS = 1000, 997
+
+
+def expected_token(number: int, position: int) -> int:
+    """The token at an output position of a stream."""
+    return FIRST_WORD + (number * 31 + position) % NUM_WORDS
+
+
+class PacedExecutor:
+    """Implements `pagewire_engine.executor.base.Executor`: no model, a metronome.
+
+    Args:
+        steps_per_s: steps begin at this rate; late ones are not made up for.
+    """
+
+    def __init__(self, steps_per_s: float) -> None:
+        self._interval_s = 1 / steps_per_s
+        self._next = 0.0
+        self._sequences: dict[int, tuple[int, list[float]]] = {}
+        self.emitted: dict[int, list[float]] = {}
+
+    def info(self) -> WorkerInfo:
+        return WorkerInfo("PacedForCausalLM", "float32", "cpu", VOCAB_SIZE, 65536, 65536, 16)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for new in plan.new_sequences:
+            number = new.prompt_token_ids[0]
+            self._sequences[new.sequence_id] = (number, self.emitted.setdefault(number, []))
+        now = time.monotonic()
+        if self._next > now:
+            time.sleep(self._next - now)
+            now = time.monotonic()
+        # A late step does not hurry those after it: the load offered is the load of the rate.
+        self._next = max(self._next + self._interval_s, now)
+        sampled = []
+        for entry in plan.scheduled:
+            for sequence_id in entry.sample_for:
+                number, times = self._sequences[sequence_id]
+                token_id = expected_token(number, len(times))
+                times.append(now)
+                sampled.append(SampledToken(sequence_id, token_id, 0.0))
+        for sequence_id in plan.forgotten:
+            self._sequences.pop(sequence_id, None)
+        return StepResult(plan.step, sampled)
+
+    def shutdown(self) -> None:
+        self._sequences.clear()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps-per-s", type=float, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--gguf", type=Path, required=True, help="the tokenizer's source")
+    arguments = parser.parse_args()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = EngineConfig(model="paced", port=arguments.port)
+    executor = PacedExecutor(arguments.steps_per_s)
+    built = BuiltEngine(
+        engine=assemble_engine(executor, config, ()),
+        executor=executor,
+        info=executor.info(),
+        served_model_name="paced",
+        eos_token_ids=(),
+        default_sampling_params=SamplingParams(),
+        tokenizer_files=load_tokenizer_files(arguments.gguf.parent, arguments.gguf, mode="auto"),
+    )
+    server = EngineServer(built, config)
+    server.start()
+    print("ready", flush=True)
+    sys.stdin.read()
+    server.stop()
+    print(json.dumps(executor.emitted), flush=True)
+
+
+if __name__ == "__main__":
+    main()

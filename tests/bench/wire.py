@@ -1,0 +1,278 @@
+"""What the wires cost: a flood from a fake engine, and the real model alone and through them.
+
+Usage: python tests/bench/wire.py [--only paced|smollm2] [--seconds S] [--streams N] [--rate TOK_S]
+
+`paced`: an engine without a model offers tokens at a fixed rate to a frontend on one core; one line
+of JSON with the rate that came through, tokens a message, and the latency added between the
+engine's step and the client. Asserts that nothing was lost or repeated.
+
+`smollm2`: tokens per second of the engine alone, through the frontend by gRPC, and by HTTP; one
+line each, with the ratio to the engine alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # as a file, too
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pagewire_frontend.model_download import smollm2_path
+from tests.bench.child import EngineProcess
+from tests.bench.paced_engine import expected_token
+from tests.bench.wire_clients import Arrivals
+from tests.bench.workloads import NEW_TOKENS, cpu_prompts
+from tests.fakes.fake_engine import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def program(*arguments: str, cores: set[int] | None = None, until: str) -> Iterator[Program]:
+    """Runs a Python program of ours until the block ends; enters once it prints `until`."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    if cores:
+        # Before its threads start: they inherit it.
+        os.sched_setaffinity(process.pid, cores)
+    running = Program(process)
+    try:
+        while until not in (line := running.line()):
+            assert line, f"{' '.join(arguments)} ended early"
+        running.greeting = line
+        yield running
+    finally:
+        running.end_input()
+        for end in (lambda: None, process.terminate, process.kill):
+            end()
+            try:
+                process.wait(5)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        running.output.close()
+
+
+class Program:
+    """A running program, spoken to in lines. Ends when its standard input does."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.pid = process.pid
+        self.greeting = ""
+        self.input, self.output = process.stdin, process.stdout
+
+    def line(self) -> str:
+        return self.output.readline()
+
+    def end_input(self) -> None:
+        if not self.input.closed:
+            self.input.close()
+
+    def cpu_s(self) -> float:
+        """Processor time used so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def serve_frontend(engine_port: int) -> None:
+    """The frontend's process, as its own command line runs it, with its ports told in JSON."""
+    from pagewire_frontend.config import FrontendConfig
+    from pagewire_frontend.server import FrontendServer
+
+    server = FrontendServer(
+        FrontendConfig(engine=f"127.0.0.1:{engine_port}", http_port=0, grpc_port=0)
+    )
+    await server.start()
+    print(json.dumps({"grpc": server.grpc_port, "http": server.http_port}), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(grace_s=0.0)
+
+
+def frontend(engine_port: int, cores: set[int] | None = None) -> Any:
+    """A frontend in a process of its own."""
+    arguments = ("-m", "tests.bench.wire", "--serve-frontend", str(engine_port))
+    return program(*arguments, cores=cores, until="grpc")
+
+
+def ask(
+    protocol: str,
+    frontend_: Program,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    cores: set[int] | None = None,
+) -> tuple[float, list[Arrivals]]:
+    """Sends all prompts at once from a process of its own.
+
+    Returns:
+        When they were sent, and what came, by prompt, and when; seconds of the monotonic clock.
+    """
+    arguments = {
+        "--protocol": protocol,
+        "--port": str(json.loads(frontend_.greeting)[protocol]),
+        "--prompts": json.dumps(prompts),
+        "--max-tokens": str(max_tokens),
+    }
+    flat = [part for pair in arguments.items() for part in pair]
+    with program("-m", "tests.bench.wire_clients", *flat, cores=cores, until="began") as client:
+        told = json.loads(client.greeting)
+    return told["began"], told["arrivals"]
+
+
+# -- the flood -----------------------------------------------------------------------------------
+
+
+def run_paced(streams: int, tokens_per_s: float, seconds: float) -> dict[str, Any]:
+    """Offers `tokens_per_s` over `streams` for `seconds` to one frontend on one core."""
+    steps_per_s = tokens_per_s / streams
+    max_tokens = int(steps_per_s * seconds)
+    available = sorted(os.sched_getaffinity(0))
+    frontend_core = {available[0]}
+    others = set(available[1:]) or frontend_core
+    port = free_port()
+    engine_arguments = {
+        "--steps-per-s": str(steps_per_s),
+        "--port": str(port),
+        "--gguf": str(smollm2_path()),
+    }
+    flat = [part for pair in engine_arguments.items() for part in pair]
+    with program("-m", "tests.bench.paced_engine", *flat, cores=others, until="ready") as engine:
+        with frontend(port, frontend_core) as serving:
+            prompts = [[number] for number in range(streams)]
+            used = serving.cpu_s()
+            _, arrivals = ask("grpc", serving, prompts, max_tokens, others)
+            used = serving.cpu_s() - used
+        engine.end_input()
+        emitted = {int(number): times for number, times in json.loads(engine.line()).items()}
+    return paced_result(arrivals, emitted, used) | {"offered_tok_s": tokens_per_s}
+
+
+def paced_result(
+    arrivals: list[Arrivals], emitted: dict[int, list[float]], frontend_cpu_s: float
+) -> dict[str, Any]:
+    """Checks every token, and sums up."""
+    latencies: list[float] = []
+    sizes: list[int] = []
+    for number, messages in enumerate(arrivals):
+        position = 0
+        for at, token_ids in messages:
+            sizes.append(len(token_ids))
+            for token_id in token_ids:
+                wanted = expected_token(number, position)
+                assert token_id == wanted, f"stream {number} lost or repeated token {position}"
+                latencies.append(at - emitted[number][position])
+                position += 1
+        assert position == len(emitted[number]), f"stream {number} ended early"
+    first = min(times[0] for times in emitted.values())
+    last = max(messages[-1][0] for messages in arrivals)
+    latencies.sort()
+    return {
+        "test": "paced",
+        "streams": len(arrivals),
+        "tokens": len(latencies),
+        "tok_s": round(len(latencies) / (last - first)),
+        "emitted_tok_s": round(
+            len(latencies) / (max(times[-1] for times in emitted.values()) - first)
+        ),
+        "tokens_per_message_mean": round(statistics.fmean(sizes), 3),
+        "tokens_per_message_max": max(sizes),
+        "latency_ms_p50": round(1e3 * latencies[len(latencies) // 2], 2),
+        "latency_ms_p99": round(1e3 * latencies[len(latencies) * 99 // 100], 2),
+        "latency_ms_max": round(1e3 * latencies[-1], 2),
+        "frontend_core_busy": round(frontend_cpu_s / (last - first), 2),
+    }
+
+
+# -- the real model ------------------------------------------------------------------------------
+
+
+def run_smollm2(streams: int, max_tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """Tokens per second alone, by gRPC and by HTTP, in turn, so that slow spells hit all alike."""
+    prompts = cpu_prompts()[:streams]
+    port = free_port()
+    model = str(smollm2_path())
+    settings = {"--kv-cache-memory": str(512 << 20), "--num-threads": "2", "--port": str(port)}
+    flat = [part for pair in settings.items() for part in pair]
+    rates: dict[str, list[float]] = {"engine": [], "grpc": [], "http": []}
+    alone = EngineProcess([sys.executable, "-m", "tests.bench.engine_pagewire", model], {})
+    try:
+        with (
+            program("-m", "pagewire_engine.cli", model, *flat, until="is ready"),
+            frontend(port) as serving,
+        ):
+            for number in range(rounds + 1):
+                seconds, outputs = alone.generate(prompts, max_tokens, streams)
+                measured = {"engine": sum(map(len, outputs)) / seconds}
+                for protocol in ("grpc", "http"):
+                    began, arrivals = ask(protocol, serving, prompts, max_tokens)
+                    if protocol == "grpc":
+                        received = [[i for _, ids in each for i in ids] for each in arrivals]
+                        assert received == outputs, "the wires changed the answer"
+                    last = max(messages[-1][0] for messages in arrivals)
+                    count = sum(len(ids) for messages in arrivals for _, ids in messages)
+                    measured[protocol] = count / (last - began)
+                # The first round warms up.
+                if number:
+                    for way, rate in measured.items():
+                        rates[way].append(rate)
+    finally:
+        alone.close()
+    ratios = {
+        way: statistics.median(a / b for a, b in zip(values, rates["engine"], strict=True))
+        for way, values in rates.items()
+    }
+    return [
+        {
+            "test": "smollm2",
+            "through": way,
+            "streams": streams,
+            "tok_s": round(statistics.median(values), 1),
+            "of_engine_alone": round(ratios[way], 3),
+            "rounds": [round(value, 1) for value in values],
+        }
+        for way, values in rates.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", choices=("paced", "smollm2"))
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=20_000, help="tokens offered a second")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of the flood")
+    parser.add_argument("--max-tokens", type=int, default=NEW_TOKENS, help="with the real model")
+    parser.add_argument("--rounds", type=int, default=3, help="with the real model")
+    parser.add_argument("--serve-frontend", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve_frontend is not None:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.Loop) as runner:
+            runner.run(serve_frontend(arguments.serve_frontend))
+        return
+    if arguments.only in (None, "paced"):
+        print(json.dumps(run_paced(arguments.streams, arguments.rate, arguments.seconds)))
+    if arguments.only in (None, "smollm2"):
+        for line in run_smollm2(arguments.streams, arguments.max_tokens, arguments.rounds):
+            print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

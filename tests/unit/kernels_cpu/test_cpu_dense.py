@@ -1,0 +1,100 @@
+"""The dense C++ kernels against torch, and against themselves in other batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pagewire_kernels import ops
+from pagewire_kernels.cpu_dense import CpuDense
+
+pytestmark = pytest.mark.usefixtures("built_kernels")
+
+
+@pytest.fixture
+def dense() -> CpuDense:
+    return CpuDense()
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 13, 32, 96, 97, 200])
+@pytest.mark.parametrize(("outputs", "depth"), [(64, 32), (1, 7), (50, 33), (257, 96), (16, 1)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear_equals_torch(
+    dense: CpuDense, tokens: int, outputs: int, depth: int, with_bias: bool
+) -> None:
+    hidden, weight = random(tokens, depth), random(outputs, depth)
+    bias = random(outputs) if with_bias else None
+    got = dense.linear(hidden, dense.pack(weight), bias)
+    expected = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(got, expected.float(), atol=1e-5 * depth**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_linear_gives_a_row_the_same_bits_in_any_batch(dense: CpuDense, threads: int) -> None:
+    weight = dense.pack(random(300, 576))
+    hidden = random(150, 576)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = dense.linear(hidden, weight)
+        for first, last in [(0, 1), (149, 150), (3, 10), (0, 32), (60, 130)]:
+            assert torch.equal(dense.linear(hidden[first:last], weight), together[first:last])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_linear_reads_strided_rows(dense: CpuDense) -> None:
+    wide, weight = random(9, 100), random(40, 30)
+    torch.testing.assert_close(
+        dense.linear(wide[:, 50:80], dense.pack(weight)), F.linear(wide[:, 50:80], weight)
+    )
+
+
+def test_packed_rows_come_back_as_they_were(dense: CpuDense) -> None:
+    weight = random(77, 50)
+    rows = torch.tensor([76, 0, 16, 15, 76, 31])
+    assert torch.equal(dense.unpack_rows(dense.pack(weight), rows), weight[rows])
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 576, 1001])
+def test_rms_norm_equals_torch(dense: CpuDense, size: int) -> None:
+    hidden, weight = random(5, 3, size) * 3, random(size)
+    torch.testing.assert_close(
+        dense.rms_norm(hidden, weight, 1e-5), ops.rms_norm(hidden, weight, 1e-5)
+    )
+    rows = random(6, 2 * size)[:, :size]
+    torch.testing.assert_close(dense.rms_norm(rows, weight, 0.1), ops.rms_norm(rows, weight, 0.1))
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(12, 64), (1, 8), (3, 10), (5, 128)])
+def test_rotate_equals_torch(dense: CpuDense, heads: int, head_dim: int) -> None:
+    packed = random(7, heads + 2, head_dim)[:, :heads]
+    angles = random(7, head_dim // 2) * 100
+    cos = torch.cat((angles.cos(), angles.cos()), dim=-1).unsqueeze(1)
+    sin = angles.sin().unsqueeze(1)
+    torch.testing.assert_close(
+        dense.rotate(packed, cos, sin), ops.rotate(packed, cos, sin), atol=1e-6, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1536])
+def test_silu_and_mul_equals_torch(dense: CpuDense, size: int) -> None:
+    gate_up = random(6, 2 * size) * 8
+    gate_up[0, 0], gate_up[1, 0], gate_up[2, 0] = 200.0, -200.0, 0.0
+    torch.testing.assert_close(
+        dense.silu_and_mul(gate_up), ops.silu_and_mul(gate_up), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_other_tensors_are_refused(dense: CpuDense) -> None:
+    with pytest.raises(ValueError, match="float32 rows"):
+        dense.pack(random(8, 8).bfloat16())
+    with pytest.raises(ValueError, match="float32 rows"):
+        dense.linear(random(8, 8).t(), dense.pack(random(8, 8)))
+    with pytest.raises(ValueError, match="8 columns, the weight 9"):
+        dense.linear(random(2, 8), dense.pack(random(4, 9)))
