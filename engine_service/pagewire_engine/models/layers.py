@@ -16,6 +16,8 @@ from torch import nn
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
 from pagewire_kernels.ops import rms_norm
 
+_SMALL_BATCH = 32
+
 
 @dataclass(frozen=True)
 class ForwardContext:
@@ -117,6 +119,10 @@ class LMHead(Layer):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] to fp32 logits [R, vocab_size]."""
         weight = self._tied[0].weight if self._tied else self.weight
+        if hidden.device.type == "cpu" and 1 < len(hidden) <= _SMALL_BATCH:
+            # MKL repacks the right operand, which here is the largest matrix of the model; as the
+            # left one it is read once: 1.3 (32 rows) to 2 times (4 rows) as fast.
+            return torch.mm(weight, hidden.t()).t().contiguous().float()
         return F.linear(hidden, weight).float()
 
 
