@@ -26,7 +26,11 @@ from pagewire_frontend.generation import (
     Generation,
     GenerationSettings,
 )
-from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, GenerationUpdate
+from pagewire_frontend.generation_types import (
+    COMPLETION_MAX_TOKENS,
+    GenerationRequest,
+    GenerationUpdate,
+)
 from tests.fakes import small_tokenizers
 from tests.fakes.replaying_client import ReplayingClient, turns_of
 
