@@ -68,6 +68,16 @@ void locate(const Layer& layer, const T* cache, int64_t sequence, int64_t begin,
   }
 }
 
+// Asks for what a task reads of some rows. A decode waits for memory above all, and its blocks lie
+// anywhere: the hardware can't guess the next one.
+template <typename T>
+void prefetch(const T* const* rows, int64_t count, int64_t offset, int64_t elements) {
+  for (int64_t t = 0; t < count; ++t) {
+    const char* line = reinterpret_cast<const char*>(rows[t] + offset);
+    for (size_t i = 0; i < elements * sizeof(T); i += 64) __builtin_prefetch(line + i, 0, 2);
+  }
+}
+
 // Scratch memory of one thread, kept between calls.
 class Scratch {
  public:
@@ -243,6 +253,7 @@ void decode(const Layer& layer, const Task& task) {
   std::fill(total, total + rows, 0.0f);
 
   const int64_t context = layer.context_lengths[task.sequence];
+  const int64_t task_offset = task.first_kv_head * dim, task_width = task.num_kv_heads * dim;
   const T* key_rows[kTile];
   const T* value_rows[kTile];
   for (int64_t begin = layer.first_visible(context - 1); begin < context; begin += kTile) {
@@ -250,6 +261,8 @@ void decode(const Layer& layer, const Task& task) {
     locate(layer, static_cast<const T*>(layer.key_cache), task.sequence, begin, count, key_rows);
     locate(layer, static_cast<const T*>(layer.value_cache), task.sequence, begin, count,
            value_rows);
+    prefetch(key_rows, count, task_offset, task_width);
+    prefetch(value_rows, count, task_offset, task_width);
     for (int64_t h = 0; h < task.num_kv_heads; ++h) {
       const int64_t offset = (task.first_kv_head + h) * dim;
       float* head_sums = sums + h * group * dim;
