@@ -24,6 +24,7 @@ from pagewire_engine.tokenizer_files import load_tokenizer_files
 VOCAB_SIZE = 49152
 # Ordinary words of the real vocabulary: each token is text as soon as it comes.
 FIRST_WORD, NUM_WORDS = 1000, 997
+_PAUSE_S = 0.02
 
 
 def expected_token(number: int, position: int) -> int:
@@ -35,11 +36,15 @@ class PacedExecutor:
     """Implements `pagewire_engine.executor.base.Executor`: no model, a metronome.
 
     Args:
-        steps_per_s: steps begin at this rate; late ones are not made up for.
+        steps_per_s: steps begin at this rate.
+        busy_s: seconds of Python a step computes, holding the interpreter as a scheduler does.
+        metronome: False: a step lasts as long as it lasts, 1 / steps_per_s of sleep and the rest.
     """
 
-    def __init__(self, steps_per_s: float) -> None:
+    def __init__(self, steps_per_s: float, busy_s: float = 0.0, *, metronome: bool = True) -> None:
         self._interval_s = 1 / steps_per_s
+        self._busy_s = busy_s
+        self._metronome = metronome
         self._next = 0.0
         self._sequences: dict[int, tuple[int, list[float]]] = {}
         self.emitted: dict[int, list[float]] = {}
@@ -51,12 +56,7 @@ class PacedExecutor:
         for new in plan.new_sequences:
             number = new.prompt_token_ids[0]
             self._sequences[new.sequence_id] = (number, self.emitted.setdefault(number, []))
-        now = time.monotonic()
-        if self._next > now:
-            time.sleep(self._next - now)
-            now = time.monotonic()
-        # A late step does not hurry those after it: the load offered is the load of the rate.
-        self._next = max(self._next + self._interval_s, now)
+        now = self._pass_time()
         sampled = []
         for entry in plan.scheduled:
             for sequence_id in entry.sample_for:
@@ -68,6 +68,21 @@ class PacedExecutor:
             self._sequences.pop(sequence_id, None)
         return StepResult(plan.step, sampled)
 
+    def _pass_time(self) -> float:
+        began = now = time.monotonic()
+        while now - began < self._busy_s:
+            now = time.monotonic()
+        if not self._metronome:
+            time.sleep(self._interval_s)
+        elif self._next > now:
+            time.sleep(self._next - now)
+        now = time.monotonic()
+        # Steps that come a little late are made up for, so that the load offered is that of the
+        # rate; after a pause it is not.
+        behind_s = now - self._next
+        self._next = (now if behind_s > _PAUSE_S else self._next) + self._interval_s
+        return now
+
     def shutdown(self) -> None:
         self._sequences.clear()
 
@@ -75,12 +90,21 @@ class PacedExecutor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps-per-s", type=float, required=True)
+    parser.add_argument("--busy-ms", type=float, help="steps without a metronome, this long busy")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--gguf", type=Path, required=True, help="the tokenizer's source")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder or GGUF file")
     arguments = parser.parse_args()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    config = EngineConfig(model="paced", port=arguments.port)
-    executor = PacedExecutor(arguments.steps_per_s)
+    source = arguments.tokenizer
+    folder, gguf = (source, None) if source.is_dir() else (source.parent, source)
+    tokenizer_files = load_tokenizer_files(folder, gguf, mode="auto")
+    config = EngineConfig(model="paced", port=arguments.port, max_num_seqs=arguments.max_num_seqs)
+    executor = PacedExecutor(
+        arguments.steps_per_s,
+        (arguments.busy_ms or 0.0) / 1000,
+        metronome=arguments.busy_ms is None,
+    )
     built = BuiltEngine(
         engine=assemble_engine(executor, config, ()),
         executor=executor,
@@ -88,7 +112,7 @@ def main() -> None:
         served_model_name="paced",
         eos_token_ids=(),
         default_sampling_params=SamplingParams(),
-        tokenizer_files=load_tokenizer_files(arguments.gguf.parent, arguments.gguf, mode="auto"),
+        tokenizer_files=tokenizer_files,
     )
     server = EngineServer(built, config)
     server.start()

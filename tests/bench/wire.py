@@ -1,10 +1,12 @@
 """What the wires cost: a flood from a fake engine, and the real model alone and through them.
 
-Usage: python tests/bench/wire.py [--only paced|smollm2] [--seconds S] [--streams N] [--rate TOK_S]
+Usage: python tests/bench/wire.py [--only paced|submits|smollm2] [--seconds S] [--rate TOK_S] [...]
 
 `paced`: an engine without a model offers tokens at a fixed rate to a frontend on one core; one line
 of JSON with the rate that came through, tokens a message, and the latency added between the
 engine's step and the client. Asserts that nothing was lost or repeated.
+
+`submits`: step times of a fake engine in quiet, and under 50 Submits a second of 8k tokens each.
 
 `smollm2`: tokens per second of the engine alone, through the frontend by gRPC, and by HTTP; one
 line each, with the ratio to the engine alone.
@@ -14,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +31,9 @@ from typing import Any
 if __name__ == "__main__":  # as a file, too
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.engine_client.base import EngineRequest, TokenStream
+from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from pagewire_frontend.model_download import smollm2_path
 from tests.bench.child import EngineProcess
 from tests.bench.paced_engine import expected_token
@@ -46,7 +53,7 @@ def program(*arguments: str, cores: set[int] | None = None, until: str) -> Itera
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
     )
     if cores:
         # Before its threads start: they inherit it.
@@ -139,7 +146,9 @@ def ask(
 # -- the flood -----------------------------------------------------------------------------------
 
 
-def run_paced(streams: int, tokens_per_s: float, seconds: float) -> dict[str, Any]:
+def run_paced(
+    streams: int, tokens_per_s: float, seconds: float, tokenizer: Path | None = None
+) -> dict[str, Any]:
     """Offers `tokens_per_s` over `streams` for `seconds` to one frontend on one core."""
     steps_per_s = tokens_per_s / streams
     max_tokens = int(steps_per_s * seconds)
@@ -150,7 +159,7 @@ def run_paced(streams: int, tokens_per_s: float, seconds: float) -> dict[str, An
     engine_arguments = {
         "--steps-per-s": str(steps_per_s),
         "--port": str(port),
-        "--gguf": str(smollm2_path()),
+        "--tokenizer": str(tokenizer or smollm2_path()),
     }
     flat = [part for pair in engine_arguments.items() for part in pair]
     with program("-m", "tests.bench.paced_engine", *flat, cores=others, until="ready") as engine:
@@ -198,6 +207,88 @@ def paced_result(
         "latency_ms_max": round(1e3 * latencies[-1], 2),
         "frontend_core_busy": round(frontend_cpu_s / (last - first), 2),
     }
+
+
+# -- submits -------------------------------------------------------------------------------------
+
+SUBMITS_PER_S, SUBMIT_TOKENS = 50, 8192
+
+
+def run_submits(streams: int, seconds: float, tokenizer: Path | None = None) -> dict[str, Any]:
+    """Step times of 10 ms steps, 2 ms of them Python, without and with a storm of long Submits.
+
+    The storm's requests wait behind `streams` running ones and are aborted half a second later:
+    what is measured is what the wires and the inbox cost the loop, not the prefill.
+    """
+    port = free_port()
+    engine_arguments = {
+        "--steps-per-s": "125",
+        "--busy-ms": "2",
+        "--max-num-seqs": str(streams),
+        "--port": str(port),
+        "--tokenizer": str(tokenizer or smollm2_path()),
+    }
+    flat = [part for pair in engine_arguments.items() for part in pair]
+    with program("-m", "tests.bench.paced_engine", *flat, until="ready") as engine:
+        spans = asyncio.run(_submits(port, streams, seconds))
+        engine.end_input()
+        emitted = json.loads(engine.line())
+    times = emitted["0"]
+    steps = {}
+    for name, (began, ended) in spans.items():
+        inside = [at for at in times if began <= at <= ended]
+        steps[name] = sorted(1e3 * (b - a) for a, b in itertools.pairwise(inside))
+    p99 = {name: values[len(values) * 99 // 100] for name, values in steps.items()}
+    return {
+        "test": "submits",
+        "streams": streams,
+        "submits_per_s": SUBMITS_PER_S,
+        "prompt_tokens": SUBMIT_TOKENS,
+        "step_ms_mean": {n: round(statistics.fmean(v), 2) for n, v in steps.items()},
+        "step_ms_p99": {name: round(value, 2) for name, value in p99.items()},
+        "step_ms_max": {name: round(values[-1], 2) for name, values in steps.items()},
+        "p99_ratio": round(p99["storm"] / p99["quiet"], 3),
+    }
+
+
+async def _submits(port: int, streams: int, seconds: float) -> dict[str, tuple[float, float]]:
+    client = RemoteEngineClient(f"127.0.0.1:{port}")
+    await client.start()
+    params = SamplingParams(temperature=0.0, max_tokens=50_000, ignore_eos=True)
+    running = [
+        await client.submit(EngineRequest(f"run-{number}", [number], params))
+        for number in range(streams)
+    ]
+    readers = [asyncio.create_task(_read(stream)) for stream in running]
+
+    async def submit_and_abort(number: int) -> None:
+        prompt = [number % 1000 + 1] * SUBMIT_TOKENS
+        stream = await client.submit(EngineRequest(f"storm-{number}", prompt, params))
+        await asyncio.sleep(0.5)
+        await stream.abort()
+
+    await asyncio.sleep(1.0)
+    spans = {}
+    began = time.monotonic()
+    await asyncio.sleep(seconds)
+    spans["quiet"] = (began, time.monotonic())
+    began = time.monotonic()
+    storm = []
+    for number in range(int(seconds * SUBMITS_PER_S)):
+        await asyncio.sleep(max(0.0, began + number / SUBMITS_PER_S - time.monotonic()))
+        storm.append(asyncio.create_task(submit_and_abort(number)))
+    spans["storm"] = (began, time.monotonic())
+    await asyncio.gather(*storm)
+    for stream in running:
+        await stream.abort()
+    await asyncio.gather(*readers)
+    await client.close()
+    return spans
+
+
+async def _read(stream: TokenStream) -> None:
+    async for _ in stream:
+        pass
 
 
 # -- the real model ------------------------------------------------------------------------------
@@ -253,9 +344,10 @@ def run_smollm2(streams: int, max_tokens: int, rounds: int) -> list[dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", choices=("paced", "smollm2"))
+    parser.add_argument("--only", choices=("paced", "submits", "smollm2"))
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--rate", type=float, default=20_000, help="tokens offered a second")
+    parser.add_argument("--tokenizer", type=Path, help="for the flood; default: SmolLM2's")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the flood")
     parser.add_argument("--max-tokens", type=int, default=NEW_TOKENS, help="with the real model")
     parser.add_argument("--rounds", type=int, default=3, help="with the real model")
@@ -268,7 +360,11 @@ def main() -> None:
             runner.run(serve_frontend(arguments.serve_frontend))
         return
     if arguments.only in (None, "paced"):
-        print(json.dumps(run_paced(arguments.streams, arguments.rate, arguments.seconds)))
+        paced = run_paced(arguments.streams, arguments.rate, arguments.seconds, arguments.tokenizer)
+        print(json.dumps(paced))
+    if arguments.only in (None, "submits"):
+        submits = run_submits(arguments.streams, arguments.seconds, arguments.tokenizer)
+        print(json.dumps(submits))
     if arguments.only in (None, "smollm2"):
         for line in run_smollm2(arguments.streams, arguments.max_tokens, arguments.rounds):
             print(json.dumps(line))

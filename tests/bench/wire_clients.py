@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import time
 from typing import Any
@@ -101,6 +102,8 @@ def main() -> None:
     run = run_grpc if arguments.protocol == "grpc" else run_http
     import uvloop
 
+    # Its pauses would be blamed on the wires.
+    gc.disable()
     with asyncio.Runner(loop_factory=uvloop.Loop) as runner:
         began = time.monotonic()
         arrivals = runner.run(run(arguments.port, arguments.prompts, arguments.max_tokens))

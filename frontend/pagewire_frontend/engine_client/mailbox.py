@@ -60,6 +60,7 @@ class Mailbox:
         self._open = num_sequences
         self._pending: dict[int, TokenDelta] = {}
         self._next_prompt_position = 1
+        self._on_hold = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -149,8 +150,13 @@ class Mailbox:
             self._on_end()
             self.wake()
 
+    def hold(self) -> None:
+        """Keeps what has come from the consumer until `wake`: more is about to come."""
+        self._on_hold = True
+
     def wake(self) -> None:
-        """Lets the consumer go on; called once a frame."""
+        """Lets the consumer go on."""
+        self._on_hold = False
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -189,11 +195,12 @@ class Mailbox:
         Raises:
             PagewireError: the request failed; raised after what came before was taken.
         """
-        while not self._pending:
-            if self.error is not None:
-                raise self.error
-            if self._open == 0:
-                return []
+        while self._on_hold or not self._pending:
+            if not self._on_hold:
+                if self.error is not None:
+                    raise self.error
+                if self._open == 0:
+                    return []
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import zmq
@@ -21,6 +21,7 @@ from pagewire.v1 import engine_pb2, sampling_pb2, token_deltas_pb2
 from pagewire_frontend.engine_client.control import TransportError
 from pagewire_frontend.engine_client.frame_order import FrameOrder, Verdict
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
+from pagewire_frontend.engine_client.wakeups import Wakeups
 
 _logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class WireSession:
         self._numbers = itertools.count(1)
         self._connections = itertools.count(1)
         self._order = FrameOrder()
+        self._wakeups = Wakeups()
         self._acknowledged = 0
         self._heartbeat_s = attached.heartbeat_interval_ms / 1000
         self._context = context
@@ -151,6 +153,7 @@ class WireSession:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
+        self._wakeups.flush()
         self._lose(Loss("closed here"))
         loop = asyncio.get_running_loop()
         for socket in (self._monitor, self._socket):
@@ -308,7 +311,7 @@ class WireSession:
     def _take_deltas(self, deltas: token_deltas_pb2.StepDeltas) -> None:
         verdict = self._order.admit(deltas.frame, deltas.base_frame)
         if verdict is Verdict.ACCEPT:
-            deliver(deltas, self.streams, self._on_failure)
+            self._wakeups.after_frame(*deliver(deltas, self.streams, self._on_failure))
         elif verdict is Verdict.GAP:
             now = time.monotonic()
             if now - self._last_complaint > _COMPLAIN_INTERVAL_S:
@@ -320,12 +323,16 @@ def deliver(
     deltas: token_deltas_pb2.StepDeltas,
     streams: dict[int, Mailbox],
     on_failure: Callable[[int, PagewireError], None],
-) -> None:
-    """Puts an accepted frame's content into the mailboxes, and wakes each once.
+) -> tuple[Collection[Mailbox], Collection[Mailbox]]:
+    """Puts an accepted frame's content into the mailboxes.
 
     Streams that are not known have ended here; what still comes of them is dropped.
+
+    Returns:
+        The mailboxes it has touched, and those of them that got a first token or an end.
     """
     touched: dict[int, Mailbox] = {}
+    urgent: dict[int, Mailbox] = {}
     logprobs = {
         (entry.stream, entry.sequence, entry.start): _positions(entry.positions)
         for entry in deltas.logprobs
@@ -339,6 +346,8 @@ def deliver(
         mailbox = streams.get(number)
         if mailbox is not None:
             touched[number] = mailbox
+            if start == 0:
+                urgent[number] = mailbox
             run = tokens[offset : offset + count]
             try:
                 if logprobs:
@@ -360,16 +369,15 @@ def deliver(
     for end in deltas.finished:
         mailbox = streams.get(end.stream)
         if mailbox is not None:
-            touched[end.stream] = mailbox
+            touched[end.stream] = urgent[end.stream] = mailbox
             try:
                 _finish(mailbox, end)
             except (MissingTokensError, IndexError) as error:
                 on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
-    for mailbox in touched.values():
-        mailbox.wake()
     for failed in deltas.failed:
         if failed.stream in streams:
             on_failure(failed.stream, error_from_code(failed.code, failed.message, failed.field))
+    return touched.values(), urgent.values()
 
 
 def _finish(mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished) -> None:

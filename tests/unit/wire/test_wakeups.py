@@ -1,0 +1,85 @@
+"""When consumers hear of new tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pagewire.errors import InternalError
+from pagewire.outputs import FinishReason
+from pagewire_frontend.engine_client.base import TokenDelta
+from pagewire_frontend.engine_client.mailbox import Mailbox
+from pagewire_frontend.engine_client.wakeups import Wakeups
+
+
+class Flood:
+    """Many consumers, and frames that come as fast as the test likes."""
+
+    def __init__(self, streams: int) -> None:
+        self.wakeups = Wakeups()
+        self.mailboxes = [Mailbox(1, on_end=lambda: None) for _ in range(streams)]
+        self.turns: list[list[TokenDelta]] = []
+        self.consumers = [asyncio.create_task(self._consume(box)) for box in self.mailboxes]
+        self.position = 0
+
+    def frame(self) -> None:
+        for box in self.mailboxes:
+            box.add_tokens(0, self.position, [self.position])
+        urgent = self.mailboxes if self.position == 0 else []
+        self.position += 1
+        self.wakeups.after_frame(self.mailboxes, urgent)
+
+    def end(self) -> None:
+        for box in self.mailboxes:
+            box.finish(0, FinishReason.LENGTH, num_tokens=self.position)
+        self.wakeups.after_frame(self.mailboxes, self.mailboxes)
+
+    async def _consume(self, box: Mailbox) -> None:
+        while deltas := await box.take():
+            self.turns.append(deltas)
+
+    def sizes(self) -> list[int]:
+        return [len(delta.token_ids) for turn in self.turns for delta in turn]
+
+
+async def test_under_load_two_frames_share_a_wakeup() -> None:
+    flood = Flood(256)
+    for _ in range(100):
+        flood.frame()
+        await asyncio.sleep(0.0002)
+    flood.end()
+    await asyncio.gather(*flood.consumers)
+    assert sum(flood.sizes()) == 256 * 100
+    # Alone at first, while the rate is being learned, and then in pairs.
+    assert len(flood.sizes()) < 256 * 80
+    assert flood.sizes()[:256] == [1] * 256
+
+
+async def test_without_load_each_frame_wakes_at_once() -> None:
+    flood = Flood(2)
+    for _ in range(10):
+        flood.frame()
+        await asyncio.sleep(0.005)
+        assert len(flood.sizes()) == 2 * flood.position
+    for consumer in flood.consumers:
+        consumer.cancel()
+
+
+async def test_what_is_held_comes_soon_even_if_nothing_follows() -> None:
+    flood = Flood(256)
+    for _ in range(61):
+        flood.frame()
+        await asyncio.sleep(0.0002)
+    await asyncio.sleep(0.02)
+    assert sum(flood.sizes()) == 256 * 61
+    for consumer in flood.consumers:
+        consumer.cancel()
+
+
+async def test_a_failure_is_never_held_back() -> None:
+    box = Mailbox(1, on_end=lambda: None)
+    box.hold()
+    box.fail(InternalError("broken"))
+    assert box.error is not None
+    with_error = asyncio.create_task(box.take())
+    await asyncio.wait((with_error,), timeout=1)
+    assert isinstance(with_error.exception(), InternalError)
