@@ -23,7 +23,7 @@ from pagewire_frontend.background_loop import BackgroundLoop
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
-from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
 from pagewire_frontend.llm_outputs import CompletionOutput, Logprob, RequestOutput, request_output
 from pagewire_frontend.tokenizer import Tokenizer
 
