@@ -1,0 +1,69 @@
+"""When consumers hear of new tokens: at once, or under load for two frames together.
+
+A message to a client costs the event loop far more than a token does. Where frames come so fast
+that one message a stream and frame would fill the loop, every other frame waits for the next one,
+for a few milliseconds at most: half the messages, of two tokens each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+
+from pagewire_frontend.engine_client.mailbox import Mailbox
+
+# A loop can write some 20-30 thousand messages a second; from a third of that on it pays to halve
+# them.
+BUSY_WAKEUPS_PER_S = 8_000
+HOLD_S = 0.004
+_SMOOTHING = 0.1
+
+
+class Wakeups:
+    """Wakes mailboxes. One event loop owns it."""
+
+    def __init__(self) -> None:
+        self._held: dict[Mailbox, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_frame = 0.0
+        self._last_wake = 0.0
+        self._interval_s = 1.0
+
+    def after_frame(self, touched: Collection[Mailbox], urgent: Collection[Mailbox]) -> None:
+        """A frame has put something into the mailboxes.
+
+        Args:
+            touched: all that it has.
+            urgent: those of them whose consumers wait for their first token or their end.
+        """
+        now = time.monotonic()
+        passed = now - self._last_frame
+        self._last_frame = now
+        self._interval_s += _SMOOTHING * (min(passed, 1.0) - self._interval_s)
+        since_wake = now - self._last_wake
+        busy = len(touched) > BUSY_WAKEUPS_PER_S * self._interval_s
+        if busy and not self._held and since_wake < HOLD_S:
+            self._held = dict.fromkeys(touched)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(HOLD_S - since_wake, self.flush)
+            for mailbox in touched:
+                mailbox.hold()
+            for mailbox in urgent:
+                mailbox.wake()
+            return
+        self.flush()
+        self._last_wake = now
+        for mailbox in touched:
+            mailbox.wake()
+
+    def flush(self) -> None:
+        """Wakes those that were held back."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._held:
+            held, self._held = self._held, {}
+            self._last_wake = time.monotonic()
+            for mailbox in held:
+                mailbox.wake()
