@@ -292,7 +292,7 @@ def _raw_logprobs(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     index = token_ids[:, None]
-    logprobs = torch.log_softmax(logits, dim=-1)
+    logprobs = torch.log_softmax(_aligned(logits), dim=-1)
     own = logits.gather(-1, index)
     earlier = torch.arange(logits.shape[-1], device=logits.device) < index
     better = (logits > own) | ((logits == own) & earlier)
@@ -303,6 +303,15 @@ def _raw_logprobs(
         logprobs.gather(-1, top_ids),
         top_ids,
     )
+
+
+def _aligned(logits: Tensor) -> Tensor:
+    """The rows, each beginning at 16 bytes: on CUDA torch adds up others in another order, so that
+    a row's last bits would depend on where in the batch it lies."""
+    odd = logits.shape[-1] % 4
+    if not odd or logits.device.type == "cpu":
+        return logits
+    return torch.nn.functional.pad(logits, (0, 4 - odd), value=NEGATIVE_INFINITY)
 
 
 def _noise_of_all(
