@@ -174,7 +174,10 @@ class EngineLink:
 
     def _forget(self, live: LiveRequest) -> None:
         """The request has ended, one way or another."""
-        if self._lives.pop(live, live) is None:
+        # Here too, since its resubmission may never have begun: all others would wait for it.
+        self._acquit(live)
+        if live in self._lives:
+            del self._lives[live]
             self._by_number.pop(live.number, None)
             if live.session is not None:
                 live.session.streams.pop(live.number, None)
@@ -232,6 +235,8 @@ class EngineLink:
                 delay = min(2 * delay, _MAX_RETRY_S)
                 continue
             except PagewireError as error:
+                if live.mailbox.ended:
+                    return  # a Submit that seemed lost had arrived, and all has come of it since
                 if not is_session_lost(error):
                     raise
                 session.give_up(error.message)
@@ -394,7 +399,8 @@ class EngineLink:
             live.leave()
             if in_flight and died:
                 self._count_death(live, trial)
-            if other and live.placed:
+            if other:
+                # Those never accepted too: their prompts are in the other model's tokens.
                 live.mailbox.fail(UnavailableError("the engine came back with another model"))
             elif live.placed and not live.mailbox.ended and live not in self._resubmitting:
                 self._send_for(live)
