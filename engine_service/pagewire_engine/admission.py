@@ -104,11 +104,10 @@ class Admission:
                 )
             seen.add(sequence.index)
             self._check_ids("past", sequence.output_token_ids)
-            if sequence.finish_reason is None and len(sequence.output_token_ids) >= (
-                params.max_tokens or 0
-            ):
+            # Just as many is fine: its end had not been told, and the engine finds it.
+            if len(sequence.output_token_ids) > (params.max_tokens or 0):
                 raise InvalidArgumentError(
-                    "past", f"sequence {sequence.index} has all of its max_tokens already"
+                    "past", f"sequence {sequence.index} is longer than max_tokens"
                 )
         ended = sum(1 for sequence in past if sequence.finish_reason is not None)
         if ended == params.n:

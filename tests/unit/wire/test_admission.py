@@ -28,7 +28,7 @@ from pagewire_engine.submission import SequencePast
         ("past", "r", [1], {"n": 2}, [SequencePast(2, [1])]),
         ("past", "r", [1], {"n": 2}, [SequencePast(0, [1]), SequencePast(0, [1])]),
         ("past", "r", [1], {}, [SequencePast(0, [100])]),
-        ("past", "r", [1], {"max_tokens": 2}, [SequencePast(0, [1, 2])]),
+        ("past", "r", [1], {"max_tokens": 2}, [SequencePast(0, [1, 2, 3])]),
         ("past", "r", [1], {}, [SequencePast(0, [1], FinishReason.STOP)]),
     ],
 )
@@ -64,3 +64,10 @@ def test_only_sequences_that_had_not_ended_go_on() -> None:
         past=[SequencePast(0, [1, 2]), SequencePast(2, [1], FinishReason.STOP)],
     )
     assert open_sequences(submission) == {0: 2, 1: 0}
+
+
+def test_a_past_whose_end_was_not_told_is_admitted() -> None:
+    submission = Admission(100, 50, 0).admit(
+        "r", [1], SamplingParams(max_tokens=2), past=[SequencePast(0, [1, 2])]
+    )
+    assert open_sequences(submission) == {0: 2}
