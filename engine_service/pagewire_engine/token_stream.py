@@ -142,7 +142,7 @@ class TokenStreams:
         with self._lock:
             session = self._sessions.get(session_id) if session_id else None
             if session is not None:
-                if not secrets.compare_digest(session.secret, secret):
+                if not secrets.compare_digest(session.secret.encode(), secret.encode()):
                     raise UnauthenticatedError("this is not the session's secret", field="secret")
                 session.last_heard = now
                 return session, True

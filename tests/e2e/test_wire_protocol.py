@@ -187,13 +187,14 @@ def test_the_secret_takes_a_session_over_with_its_streams(peer: WirePeer) -> Non
     assert len(tokens) == 5
 
 
-def test_a_wrong_secret_takes_nothing_over(peer: WirePeer) -> None:
+@pytest.mark.parametrize("guess", ["guess", "gu\N{LATIN SMALL LETTER E WITH DIAERESIS}ss"])
+def test_a_wrong_secret_takes_nothing_over(peer: WirePeer, guess: str) -> None:
     peer.greet()
     with pytest.raises(grpc.RpcError) as caught:
-        peer.attach(session_id=peer.attached.session_id, secret="guess")
+        peer.attach(session_id=peer.attached.session_id, secret=guess)
     assert code(caught) is grpc.StatusCode.UNAUTHENTICATED
     peer.connect()
-    peer.hello(secret="guess")
+    peer.hello(secret=guess)
     assert "secret" in peer.next("goodbye").reason
 
 
