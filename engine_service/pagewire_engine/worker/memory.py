@@ -10,11 +10,14 @@ _GIB = 1 << 30
 # On CPU the pool shares the machine with everything else: a share, and never more than this.
 _CPU_SHARE = 0.4
 _CPU_LIMIT = 4 * _GIB
-_CGROUP_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+# Limit, usage and statistics of a container's memory; version 2, then version 1.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
     ),
 )
 
@@ -24,13 +27,17 @@ def default_cpu_cache_bytes() -> int:
     return min(int(_CPU_SHARE * available_bytes()), _CPU_LIMIT)
 
 
-def available_bytes() -> int:
+def available_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Free memory of the machine, or of the container where that is less."""
     available = int(psutil.virtual_memory().available)
-    for limit_path, usage_path in _CGROUP_LIMITS:
+    for limit_file, usage_file, stat_file, cached_name in _CGROUP_FILES:
         try:
-            limit, usage = Path(limit_path).read_text(), Path(usage_path).read_text()
-            available = min(available, max(int(limit) - int(usage), 0))
+            limit = int((cgroup / limit_file).read_text())
+            usage = int((cgroup / usage_file).read_text())
+            statistics = (cgroup / stat_file).read_text().splitlines()
+            # Files that were read, weights above all, count as used until somebody needs the room.
+            cached = int(dict(line.split() for line in statistics).get(cached_name, 0))
         except (OSError, ValueError):  # not in such a cgroup, or its limit is "max"
             continue
+        available = min(available, max(limit - (usage - cached), 0))
     return available
