@@ -43,7 +43,9 @@ class MultiProcessExecutor:
         module = "pagewire_engine.executor.worker_process"
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
+                # -P: a folder called `kernels` in the current directory must not be importable
+                # (transformers looks for a package of that name).
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
