@@ -88,7 +88,7 @@ class GGUFSource:
             if len(raw) != count * row_bytes:
                 raise ModelFileError(f"{self._path} is cut short; download it again", field="model")
             # As one long row, since gguf works on 16 rows at a time, which is slow for short ones.
-            values = np.array(dequantize(raw[None], kind), dtype=np.float32, copy=None)
+            values = np.asarray(dequantize(raw[None], kind), dtype=np.float32)
             yield start, values.reshape(count, *row_shape)
 
     def _whole(self, tensor: GGUFTensor) -> Values:
