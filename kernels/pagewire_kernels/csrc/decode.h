@@ -1,0 +1,155 @@
+// Attention of one query token a sequence: reads keys and values in place, row by row.
+#pragma once
+
+#include "attention.h"
+
+namespace pagewire {
+namespace {
+
+// Asks for what a task reads of some rows. A decode waits for memory above all, and its blocks lie
+// anywhere: the hardware can't guess the next one.
+template <typename T>
+void prefetch(const T* const* rows, int64_t count, int64_t offset, int64_t elements) {
+  for (int64_t t = 0; t < count; ++t) {
+    const char* line = reinterpret_cast<const char*>(rows[t] + offset);
+    for (size_t i = 0; i < elements * sizeof(T); i += 64) __builtin_prefetch(line + i, 0, 2);
+  }
+}
+
+// scores[g][t] = query[g] . keys[t] for HEADS query heads and TOKENS keys.
+template <typename T, int W, int HEADS, int TOKENS>
+inline void dot_products(const float* query, const T* const* keys, int64_t offset,
+                         int64_t head_dim, float* scores) {
+  FloatV<W> sums[HEADS][TOKENS] = {};
+  for (int64_t d = 0; d < head_dim; d += W) {
+    for (int t = 0; t < TOKENS; ++t) {
+      const FloatV<W> key = load<W>(keys[t] + offset + d);
+      for (int g = 0; g < HEADS; ++g) sums[g][t] += key * load<W>(query + g * head_dim + d);
+    }
+  }
+  for (int g = 0; g < HEADS; ++g) {
+    if constexpr (TOKENS == 4) {
+      store<4>(scores + g * kTile,
+               sum_lanes(sums[g][0], sums[g][1], sums[g][2], sums[g][3]));
+    } else {
+      scores[g * kTile] = horizontal_sum<W>(sums[g][0]);
+    }
+  }
+}
+
+template <typename T, int W, int HEADS>
+void score_tile(const float* query, const T* const* keys, int64_t offset, int64_t head_dim,
+                int64_t count, float* scores) {
+  int64_t t = 0;
+  for (; t + 4 <= count; t += 4) {
+    dot_products<T, W, HEADS, 4>(query, keys + t, offset, head_dim, scores + t);
+  }
+  for (; t < count; ++t) {
+    dot_products<T, W, HEADS, 1>(query, keys + t, offset, head_dim, scores + t);
+  }
+}
+
+// output[g] += sum over t of weights[g][t] * values[t], for NV vectors from element d on.
+template <typename T, int W, int HEADS, int NV>
+inline void add_columns(const float* weights, const T* const* values, int64_t offset, int64_t d,
+                        int64_t head_dim, int64_t count, float* output) {
+  FloatV<W> sums[HEADS][NV];
+  for (int g = 0; g < HEADS; ++g) {
+    for (int v = 0; v < NV; ++v) sums[g][v] = load<W>(output + g * head_dim + d + v * W);
+  }
+  for (int64_t t = 0; t < count; ++t) {
+    for (int v = 0; v < NV; ++v) {
+      const FloatV<W> value = load<W>(values[t] + offset + d + v * W);
+      for (int g = 0; g < HEADS; ++g) sums[g][v] += value * weights[g * kTile + t];
+    }
+  }
+  for (int g = 0; g < HEADS; ++g) {
+    for (int v = 0; v < NV; ++v) store<W>(output + g * head_dim + d + v * W, sums[g][v]);
+  }
+}
+
+template <typename T, int W, int HEADS>
+void add_values(const float* weights, const T* const* values, int64_t offset, int64_t head_dim,
+                int64_t count, float* output) {
+  int64_t d = 0;
+  for (; d + 4 * W <= head_dim; d += 4 * W) {
+    add_columns<T, W, HEADS, 4>(weights, values, offset, d, head_dim, count, output);
+  }
+  for (; d < head_dim; d += W) {
+    add_columns<T, W, HEADS, 1>(weights, values, offset, d, head_dim, count, output);
+  }
+}
+
+// Heads that share a kv head go by threes: 3 x 4 sums fill the registers of AVX2.
+template <typename T, int W>
+void score_heads(const float* query, const T* const* keys, int64_t offset, int64_t head_dim,
+                 int64_t count, int64_t heads, float* scores) {
+  for (; heads >= 3; heads -= 3, query += 3 * head_dim, scores += 3 * kTile) {
+    score_tile<T, W, 3>(query, keys, offset, head_dim, count, scores);
+  }
+  if (heads == 2) score_tile<T, W, 2>(query, keys, offset, head_dim, count, scores);
+  if (heads == 1) score_tile<T, W, 1>(query, keys, offset, head_dim, count, scores);
+}
+
+template <typename T, int W>
+void add_heads(const float* weights, const T* const* values, int64_t offset, int64_t head_dim,
+               int64_t count, int64_t heads, float* output) {
+  for (; heads >= 3; heads -= 3, weights += 3 * kTile, output += 3 * head_dim) {
+    add_values<T, W, 3>(weights, values, offset, head_dim, count, output);
+  }
+  if (heads == 2) add_values<T, W, 2>(weights, values, offset, head_dim, count, output);
+  if (heads == 1) add_values<T, W, 1>(weights, values, offset, head_dim, count, output);
+}
+
+template <typename T, int W>
+void decode(const Layer& layer, const Task& task) {
+  const int64_t group = layer.group(), dim = layer.head_dim;
+  const int64_t rows = task.num_kv_heads * group;
+  scratch.reset(rows * (2 * dim + 3) + group * kTile + 64);
+  float* query = scratch.take(rows * dim);
+  float* sums = scratch.take(rows * dim);
+  float* best = scratch.take(rows);
+  float* total = scratch.take(rows);
+  float* scores = scratch.take(group * kTile);
+
+  const int64_t token = layer.query_starts[task.sequence];
+  const int64_t first_head = task.first_kv_head * group;
+  const T* query_in =
+      static_cast<const T*>(layer.query) + token * layer.query_stride + first_head * dim;
+  load_query<T, W>(query_in, rows * dim, layer.scale, query);
+  std::fill(sums, sums + rows * dim, 0.0f);
+  std::fill(best, best + rows, kMinusInfinity);
+  std::fill(total, total + rows, 0.0f);
+
+  const int64_t context = layer.context_lengths[task.sequence];
+  const int64_t task_offset = task.first_kv_head * dim, task_width = task.num_kv_heads * dim;
+  const T* key_rows[kTile];
+  const T* value_rows[kTile];
+  for (int64_t begin = layer.first_visible(context - 1); begin < context; begin += kTile) {
+    const int64_t count = std::min<int64_t>(kTile, context - begin);
+    locate(layer, static_cast<const T*>(layer.key_cache), task.sequence, begin, count, key_rows);
+    locate(layer, static_cast<const T*>(layer.value_cache), task.sequence, begin, count,
+           value_rows);
+    prefetch(key_rows, count, task_offset, task_width);
+    prefetch(value_rows, count, task_offset, task_width);
+    for (int64_t h = 0; h < task.num_kv_heads; ++h) {
+      const int64_t offset = (task.first_kv_head + h) * dim;
+      float* head_sums = sums + h * group * dim;
+      score_heads<T, W>(query + h * group * dim, key_rows, offset, dim, count, group, scores);
+      for (int64_t g = 0; g < group; ++g) {
+        float* row = scores + g * kTile;
+        std::fill(row + count, row + kTile, kMinusInfinity);
+        const float factor = softmax_tile<W>(row, best[h * group + g], total[h * group + g]);
+        if (factor != 1.0f) multiply_row<W>(head_sums + g * dim, dim, factor);
+      }
+      add_heads<T, W>(scores, value_rows, offset, dim, count, group, head_sums);
+    }
+  }
+  T* out = static_cast<T*>(layer.output) + (token * layer.num_heads + first_head) * dim;
+  for (int64_t row = 0; row < rows; ++row) {
+    store_output(sums + row * dim, dim, total[row], out + row * dim);
+  }
+}
+
+}  // namespace
+}  // namespace pagewire
