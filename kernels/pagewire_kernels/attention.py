@@ -74,9 +74,15 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """Cache writes and attention of one layer. Stateless: one instance serves all layers."""
+    """Cache writes and attention of one layer. Stateless: one instance serves all layers.
+
+    Attributes:
+        name: what the settings call it.
+        head_dim_multiple: head sizes it can do are multiples of this.
+    """
 
     name: str
+    head_dim_multiple: int
 
     def write_kv(
         self,
@@ -127,27 +133,44 @@ _BACKEND_MODULES = {
 }
 
 
-def load_attention_backend(name: str, device: torch.device | str) -> AttentionBackend:
-    """The backend of that name, or for `auto` the fastest one that is installed.
+def load_attention_backend(
+    name: str, device: torch.device | str, head_dim: int | None = None
+) -> AttentionBackend:
+    """The backend of that name, or for `auto` the fastest one that is installed and fits.
 
     A backend's module offers `load_backend(device) -> AttentionBackend`, which raises
     BackendUnavailableError saying how to install what is missing.
 
+    Args:
+        name: `auto`, or one of the backends.
+        device: where the model lives.
+        head_dim: its heads' size; None: not known yet.
+
     Raises:
-        BackendUnavailableError: a backend asked for by name can't run here.
+        BackendUnavailableError: a backend asked for by name can't run here, or not this model.
     """
     device = torch.device(device)
     if name == "auto":
         if device.type == "cpu":
             try:
-                return load_attention_backend("cpu", device)
+                return load_attention_backend("cpu", device, head_dim)
             except BackendUnavailableError:
                 pass
-        return load_attention_backend("torch", device)
+        return load_attention_backend("torch", device, head_dim)
     if name not in _BACKEND_MODULES:
         raise BackendUnavailableError(
             f"there is no attention backend {name!r}; choose one of {', '.join(_BACKEND_MODULES)}"
         )
+    backend = _import_backend(name, device)
+    if head_dim is not None and head_dim % backend.head_dim_multiple:
+        raise BackendUnavailableError(
+            f"attention backend {name!r} needs a head size divisible by "
+            f"{backend.head_dim_multiple}, not {head_dim}; use --attention-backend torch"
+        )
+    return backend
+
+
+def _import_backend(name: str, device: torch.device) -> AttentionBackend:
     module_name = _BACKEND_MODULES[name]
     try:
         module = importlib.import_module(module_name)

@@ -33,6 +33,7 @@ class CpuAttention:
     """Paged attention and cache writes in C++, on float32, bfloat16 or float16 tensors."""
 
     name = "cpu"
+    head_dim_multiple = 8
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._paged_attention = library.pagewire_paged_attention
@@ -194,7 +195,7 @@ def _check(
             f"the cpu attention backend reads float32, bfloat16 and float16, the same for query "
             f"and cache, not {query.dtype}, {key_cache.dtype} and {value_cache.dtype}"
         )
-    if head_dim % 8:
+    if head_dim % CpuAttention.head_dim_multiple:
         raise ValueError(
             f"the cpu attention backend needs a head size divisible by 8, not {head_dim}; "
             "use --attention-backend torch"

@@ -32,6 +32,7 @@ class TorchAttention:
     """Gathers through the block tables, then scaled_dot_product_attention."""
 
     name = "torch"
+    head_dim_multiple = 1
 
     def write_kv(
         self,

@@ -16,6 +16,7 @@ from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.model_runner import ModelRunner
 from pagewire_kernels.attention import load_attention_backend
+from pagewire_kernels.dense import load_dense_backend
 
 CPU = torch.device("cpu")
 
@@ -49,11 +50,13 @@ class StepDriver:
         for caches in (cache.key_caches, cache.value_caches):
             for tensor in caches:
                 tensor.fill_(float("nan"))  # what was never written must never be read
+        attention = load_attention_backend(backend, CPU, model.kv_shape.head_dim)
+        model.use_kernels(load_dense_backend(attention.name, CPU, torch.float32))
         self._model = model
         self._runner = ModelRunner(
             model,
             cache,
-            load_attention_backend(backend, CPU),
+            attention,
             vocab_size=vocab_size,
             eos_token_ids=(),
             device=CPU,

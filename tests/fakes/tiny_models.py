@@ -138,7 +138,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size": 48,
             "ffn_dim": 80,
             "num_hidden_layers": 2,
-            "num_attention_heads": 4,
+            "num_attention_heads": 6,
             "word_embed_proj_dim": 48,
         },
     ),
@@ -172,7 +172,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-tied": (
         "gpt2",
         {k: v for k, v in _SHARED.items() if k != "max_position_embeddings"}
-        | {"n_positions": MAX_POSITIONS, "n_embd": 48, "n_layer": 3, "n_head": 4},
+        | {"n_positions": MAX_POSITIONS, "n_embd": 48, "n_layer": 3, "n_head": 3},
     ),
     "gpt2-untied-layer-scaled": (
         "gpt2",

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from pagewire_kernels import build
 from tests.fakes.tiny_models import TINY_MODELS, write_tiny_model
+
+# The C++ kernels are compiled on first use, where there is a compiler.
+_BACKENDS = ["torch", "cpu"] if build.find_compiler() is not None else ["torch"]
 
 
 @pytest.fixture(scope="module", params=sorted(TINY_MODELS))
@@ -17,3 +21,11 @@ def tiny(
     """A folder with a tiny model, and the same in transformers."""
     folder = tmp_path_factory.mktemp("models") / request.param
     return folder, write_tiny_model(folder, request.param)
+
+
+@pytest.fixture(scope="session", params=_BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each attention backend (and the dense kernels that go with it) of this machine."""
+    if request.param == "cpu":
+        build.build()
+    return str(request.param)

@@ -67,7 +67,7 @@ def reference(model_path: Path) -> Any:
 
 
 def test_weights_logits_and_greedy_tokens_equal_transformers(
-    model_path: Path, reference: Any
+    model_path: Path, reference: Any, backend: str
 ) -> None:
     files = load_tokenizer_files(model_path.parent, model_path, mode="auto")
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
@@ -76,7 +76,9 @@ def test_weights_logits_and_greedy_tokens_equal_transformers(
     expected_weights = reference.state_dict()
     for name, place in model.checkpoint_tensors().items():
         assert torch.equal(place, expected_weights[name]), name
-    driver = StepDriver(model, description.vocab_size, block_size=16, num_blocks=32, chunk=16)
+    driver = StepDriver(
+        model, description.vocab_size, block_size=16, num_blocks=32, chunk=16, backend=backend
+    )
     outputs, logits = driver.greedy(prompts, NUM_TOKENS)
     for prompt, output, ours in zip(prompts, outputs, logits, strict=True):
         with torch.inference_mode():

@@ -26,11 +26,13 @@ def _reference_logits(model: Any, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def test_logits_and_greedy_tokens_equal_transformers(tiny: tuple[Path, Any]) -> None:
+def test_logits_and_greedy_tokens_equal_transformers(tiny: tuple[Path, Any], backend: str) -> None:
     folder, reference = tiny
     model, description = load(folder)
     prompts = _prompts()
-    driver = StepDriver(model, description.vocab_size)
+    if backend == "cpu" and model.kv_shape.head_dim % 8:
+        backend = "auto"  # these heads' size is not for the C++ kernels: torch it is
+    driver = StepDriver(model, description.vocab_size, backend=backend)
     outputs, logits = driver.greedy(prompts, NUM_TOKENS)
     for prompt, output, ours in zip(prompts, outputs, logits, strict=True):
         expected = _reference_logits(reference, prompt + output[:-1])

@@ -78,7 +78,7 @@ def test_mixed_batch_equals_attention_written_out(
     chunks = [(1, 1), (33, 1), (700, 1), (47, 1), (9, 9), (40, 13), (2, 2)]
     key_cache, value_cache, metadata = _batch(chunks, num_kv_heads, block_size, torch.float32)
     query = torch.randn(metadata.slot_mapping.shape[0], num_heads, HEAD_DIM)
-    backend = load_attention_backend("torch", "cpu")
+    backend = load_attention_backend("torch", "cpu", HEAD_DIM)
     ours = backend.paged_attention(query, key_cache, value_cache, metadata, 0.3, window)
     starts = metadata.host_query_start_locations
     for row, (context, _) in enumerate(chunks):

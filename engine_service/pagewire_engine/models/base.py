@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from pagewire_engine.models.layers import Embedding, ForwardContext, Layer, LMHead
+from pagewire_engine.models.layers import Embedding, ForwardContext, KernelUser, Layer, LMHead
+from pagewire_kernels.dense import DenseBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,12 @@ class CausalLM(nn.Module, ABC):
         """[R, hidden] to fp32 [R, vocab_size]."""
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
+
+    def use_kernels(self, dense: DenseBackend) -> None:
+        """Computes with this backend from now on; after loading, since it may pack weights."""
+        for module in self.modules():
+            if isinstance(module, KernelUser):
+                module.use_kernels(dense)
 
     def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor a checkpoint must hold, by Hugging Face name, and where it goes."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
-from pagewire_kernels.ops import rms_norm
-
-_SMALL_BATCH = 32
+from pagewire_kernels.dense import DenseBackend, TorchDense
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,17 @@ class ForwardContext:
     value_caches: list[torch.Tensor]
 
 
-class Layer(nn.Module):
+class KernelUser(nn.Module):
+    """A module that computes with a dense backend: torch, until `use_kernels` says otherwise."""
+
+    dense: DenseBackend = TorchDense()
+
+    def use_kernels(self, dense: DenseBackend) -> None:
+        """Changes to another backend. Weights that it packs are not kept unpacked beside that."""
+        self.dense = dense
+
+
+class Layer(KernelUser):
     """A module with parameters of its own."""
 
     def new_parameter(self, *shape: int) -> nn.Parameter:
@@ -52,7 +61,26 @@ class Layer(nn.Module):
             yield f"{path}.{name}", parameter
 
 
-class Linear(Layer):
+class MatrixLayer(Layer):
+    """A layer whose weight [rows, columns] may be kept in a backend's packed form."""
+
+    weight: nn.Parameter
+    packed: Any = None
+
+    @property
+    def matrix(self) -> Any:
+        """What the backend's functions take."""
+        return self.weight if self.packed is None else self.packed
+
+    def use_kernels(self, dense: DenseBackend) -> None:
+        super().use_kernels(dense)
+        packed = dense.pack(self.weight)
+        if packed is not self.weight:
+            self.packed = packed
+            del self.weight
+
+
+class Linear(MatrixLayer):
     """y = x W^T + b; weight [out_features, in_features]."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -61,7 +89,7 @@ class Linear(Layer):
         self.bias = self.new_parameter(out_features) if bias else None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(hidden, self.weight, self.bias)
+        return self.dense.linear(hidden, self.matrix, self.bias)
 
 
 class PackedLinear(Linear):
@@ -88,7 +116,7 @@ class TransposedLinear(Linear):
             yield f"{path}.{name}", parameter.t() if name == "weight" else parameter
 
 
-class Embedding(Layer):
+class Embedding(MatrixLayer):
     """Rows of a table [num_embeddings, embedding_dim]."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
@@ -96,38 +124,38 @@ class Embedding(Layer):
         self.weight = self.new_parameter(num_embeddings, embedding_dim)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return F.embedding(ids, self.weight)
+        return self.dense.unpack_rows(self.matrix, ids)
 
 
-class LMHead(Layer):
-    """Hidden states to logits, by a weight of its own or by the input embedding's.
-
-    Attributes:
-        tied_to: the embedding whose weight is used, if any. It is not a submodule here.
-    """
+class LMHead(MatrixLayer):
+    """Hidden states to logits, by a weight of its own or by the input embedding's."""
 
     def __init__(self, hidden_size: int, vocab_size: int, tied_to: Embedding | None) -> None:
         super().__init__()
-        self._tied = [tied_to] if tied_to is not None else []
+        # In a list, so that the embedding does not become a submodule here.
+        self._tied_to = [tied_to] if tied_to is not None else []
         if tied_to is None:
             self.weight = self.new_parameter(vocab_size, hidden_size)
 
     @property
     def tied(self) -> bool:
-        return bool(self._tied)
+        """Whether the input embedding serves."""
+        return bool(self._tied_to)
+
+    def use_kernels(self, dense: DenseBackend) -> None:
+        if self.tied:
+            self.dense = dense
+        else:
+            super().use_kernels(dense)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] to fp32 logits [R, vocab_size]."""
-        weight = self._tied[0].weight if self._tied else self.weight
-        if hidden.device.type == "cpu" and 1 < len(hidden) <= _SMALL_BATCH:
-            # MKL repacks the right operand, which here is the largest matrix of the model; as the
-            # left one it is read once: 1.3 (32 rows) to 2 times (4 rows) as fast.
-            return torch.mm(weight, hidden.t()).t().contiguous().float()
-        return F.linear(hidden, weight).float()
+        matrix = self._tied_to[0].matrix if self.tied else self.matrix
+        return self.dense.linear(hidden, matrix).float()
 
 
 class RMSNorm(Layer):
-    """See pagewire_kernels.ops.rms_norm."""
+    """Root mean square norm over the last dimension (arXiv:1910.07467)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -135,7 +163,7 @@ class RMSNorm(Layer):
         self.eps = eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden, self.weight, self.eps)
+        return self.dense.rms_norm(hidden, self.weight, self.eps)
 
 
 class LayerNorm(Layer):

@@ -17,18 +17,18 @@ from pagewire_engine.models.base import CausalLM, KVShape, token_head
 from pagewire_engine.models.layers import (
     Embedding,
     ForwardContext,
+    KernelUser,
     Linear,
     PackedLinear,
     PagedAttention,
     RMSNorm,
 )
 from pagewire_engine.models.rotary import RotaryTable, head_dim_of
-from pagewire_kernels.ops import rotate, silu_and_mul
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
-class LlamaAttention(nn.Module):
+class LlamaAttention(KernelUser):
     """Grouped-query attention with rotary positions; Qwen3 norms each head's query and key."""
 
     def __init__(self, config: Any, layer_index: int) -> None:
@@ -60,17 +60,17 @@ class LlamaAttention(nn.Module):
         num_rotated = self.num_heads + self.num_kv_heads
         value = qkv[:, num_rotated:]
         if self.norms_heads:
-            query = rotate(self.q_norm(qkv[:, : self.num_heads]), *rotation)
-            key = rotate(self.k_norm(qkv[:, self.num_heads : num_rotated]), *rotation)
+            query = self.dense.rotate(self.q_norm(qkv[:, : self.num_heads]), *rotation)
+            key = self.dense.rotate(self.k_norm(qkv[:, self.num_heads : num_rotated]), *rotation)
         else:
-            rotated = rotate(qkv[:, :num_rotated], *rotation)
+            rotated = self.dense.rotate(qkv[:, :num_rotated], *rotation)
             query, key = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
         attended = self.attention(query, key, value, context)
         output: torch.Tensor = self.o_proj(attended)
         return output
 
 
-class LlamaMLP(nn.Module):
+class LlamaMLP(KernelUser):
     """A gated feed-forward layer."""
 
     def __init__(self, config: Any) -> None:
@@ -87,7 +87,7 @@ class LlamaMLP(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         gate_up = self.gate_up_proj(hidden)
         if self.is_silu:
-            product = silu_and_mul(gate_up)
+            product = self.dense.silu_and_mul(gate_up)
         else:
             gate, up = gate_up.chunk(2, dim=-1)
             product = self.activation(gate) * up

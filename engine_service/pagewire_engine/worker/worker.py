@@ -12,6 +12,7 @@ from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.model_files import ModelDescription, ModelFiles, load_description
+from pagewire_engine.models.rotary import head_dim_of
 from pagewire_engine.models.weight_loading import load_model
 from pagewire_engine.step import (
     NewSequence,
@@ -28,6 +29,7 @@ from pagewire_kernels.attention import (
     BackendUnavailableError,
     load_attention_backend,
 )
+from pagewire_kernels.dense import load_dense_backend
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ class Worker:
             torch.set_num_threads(config.num_threads or _default_threads())
         self._description = load_description(files, config)
         self._dtype = _dtype(config.dtype, self._description, self._device)
-        self._backend = _backend(config.attention_backend, self._device)
+        head_dim = head_dim_of(self._description.hf_config)
+        self._backend = _backend(config.attention_backend, self._device, head_dim)
         self._model = load_model(
             files,
             self._description,
@@ -58,6 +61,7 @@ class Worker:
             device=self._device,
             dummy_seed=config.seed if config.load_format == "dummy" else None,
         )
+        self._model.use_kernels(load_dense_backend(self._backend.name, self._device, self._dtype))
         self._num_blocks = self.profile_num_available_blocks()
         self._max_model_len = self._longest_sequence(self._num_blocks)
         self._runner = self._new_runner(self._num_blocks)
@@ -221,8 +225,8 @@ def _dtype(name: str, description: ModelDescription, device: torch.device) -> to
     return own if isinstance(own, torch.dtype) else torch.bfloat16
 
 
-def _backend(name: str, device: torch.device) -> AttentionBackend:
+def _backend(name: str, device: torch.device, head_dim: int) -> AttentionBackend:
     try:
-        return load_attention_backend(name, device)
+        return load_attention_backend(name, device, head_dim)
     except BackendUnavailableError as error:
         raise FailedPreconditionError(str(error), field="attention_backend") from error

@@ -27,7 +27,7 @@ def model(tiny_llama: Path) -> CausalLM:
 
 def _runner(model: CausalLM) -> ModelRunner:
     cache = CacheEngine(model.kv_shape, 16, 4, torch.float32, CPU)
-    backend = load_attention_backend("torch", CPU)
+    backend = load_attention_backend("torch", CPU, model.kv_shape.head_dim)
     return ModelRunner(model, cache, backend, vocab_size=VOCAB_SIZE, eos_token_ids=(), device=CPU)
 
 

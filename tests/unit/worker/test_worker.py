@@ -13,7 +13,7 @@ from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire_engine.model_files import resolve_model
 from pagewire_engine.worker import worker as worker_module
 from pagewire_engine.worker.worker import Worker, largest_step
-from tests.fakes.tiny_models import MAX_POSITIONS, VOCAB_SIZE
+from tests.fakes.tiny_models import MAX_POSITIONS, VOCAB_SIZE, write_tiny_model
 
 # 3 layers x keys and values x 2 heads of 8 x 4 bytes
 TOKEN_BYTES = 3 * 2 * 2 * 8 * 4
@@ -76,6 +76,17 @@ def test_a_missing_attention_backend_is_named(
     with pytest.raises(FailedPreconditionError, match=r"attention_backend.*'cpu'.*reinstall"):
         _worker(tiny_llama, attention_backend="cpu")
     assert _worker(tiny_llama, attention_backend="auto", num_blocks_override=4).info()
+
+
+def test_a_backend_that_cannot_do_the_heads_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pagewire_kernels.torch_attention import TorchAttention
+
+    write_tiny_model(tmp_path, "gpt2-untied-layer-scaled")  # heads of 12
+    monkeypatch.setattr(TorchAttention, "head_dim_multiple", 8)
+    with pytest.raises(FailedPreconditionError, match=r"divisible by 8, not 12.*torch"):
+        _worker(tmp_path, attention_backend="torch")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
