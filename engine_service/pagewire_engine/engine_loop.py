@@ -65,11 +65,18 @@ class EngineLoop:
     Args:
         engine: used by the loop's thread alone from `start()` on.
         publish: called on the loop's thread with what a step has to tell.
+        on_death: called on the loop's thread, once, when it can't go on.
     """
 
-    def __init__(self, engine: Engine, publish: Callable[[StepOutputs], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        publish: Callable[[StepOutputs], None],
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._publish = publish
+        self._on_death = on_death
         self._wake = threading.Condition()
         self._inbox: list[Submission | _Abort | _FailAll] = []
         # Whether an id will be live once the inbox is emptied, where that differs from now.
@@ -219,6 +226,7 @@ class EngineLoop:
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
+        self._on_death()
 
     def _tell(self, outputs: StepOutputs) -> None:
         try:

@@ -19,6 +19,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
+from pagewire_engine.step import StepPlan
 from pagewire_frontend.engine_client.base import EngineClient, EngineRequest
 from pagewire_frontend.engine_client.in_process import InProcessEngineClient
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
@@ -223,6 +224,25 @@ async def test_closing_aborts_what_lives(reached: Reached) -> None:
         await reached.client.submit(request())
     if isinstance(reached.client, RemoteEngineClient):
         await wait_until_async(lambda: reached.used_blocks() == 0, "the blocks come back")
+
+
+async def test_an_engine_in_this_process_that_dies_fails_what_lives() -> None:
+    def die(plan: StepPlan) -> None:
+        if plan.step == 3:
+            raise UnavailableError("the worker is gone")
+
+    client = InProcessEngineClient(
+        fake_config(),
+        build=lambda config, report: build_fake_engine(config, report, on_execute=die),
+    )
+    await client.start()
+    stream = await client.submit(request("r", max_tokens=100))
+    with pytest.raises(UnavailableError, match="its log has the details"):
+        await asyncio.wait_for(collect(stream), 10)
+    assert not client.ready
+    with pytest.raises(UnavailableError):
+        await client.submit(request("s"))
+    await client.close()
 
 
 async def test_a_second_live_request_of_one_id_is_refused(engine: FakeEngine) -> None:

@@ -88,6 +88,7 @@ class InProcessEngineClient:
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers = itertools.count(1)
         self._closed = False
+        self._dead = False
 
     async def start(self) -> None:
         """Loads the model, off the event loop.
@@ -117,7 +118,7 @@ class InProcessEngineClient:
             epoch=built.created,
         )
         self._admission = Admission(info.vocab_size, info.max_model_len, self._config.seed)
-        self._engine_loop = EngineLoop(built.engine, self._publish)
+        self._engine_loop = EngineLoop(built.engine, self._publish, self._on_engine_death)
         self._engine_loop.start()
         self._built = built
 
@@ -126,8 +127,7 @@ class InProcessEngineClient:
         if self._closed or self._built is None or self._engine_loop is None:
             return
         self._closed = True
-        for mailbox in list(self._mailboxes.values()):
-            mailbox.fail(UnavailableError("the engine was closed"))
+        self._fail_all("the engine was closed")
         await asyncio.to_thread(self._engine_loop.stop)
         self._built.shutdown()
 
@@ -141,7 +141,7 @@ class InProcessEngineClient:
     @property
     def ready(self) -> bool:
         """Whether requests can be served now."""
-        return self._built is not None and not self._closed
+        return self._built is not None and not self._closed and not self._dead
 
     @property
     def engine_loop(self) -> EngineLoop:
@@ -193,6 +193,17 @@ class InProcessEngineClient:
         loop = self._event_loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _on_engine_death(self) -> None:
+        """On the engine's thread. There is no other engine that requests could go on in."""
+        self._dead = True
+        loop = self._event_loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._fail_all, "the engine failed; its log has the details")
+
+    def _fail_all(self, message: str) -> None:
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.fail(UnavailableError(message))
 
     def _deliver(self, outputs: StepOutputs) -> None:
         touched: dict[str, Mailbox] = {}

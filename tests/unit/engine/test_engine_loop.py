@@ -70,7 +70,10 @@ class Running:
         self.executor = executor
         self.answers = Answers()
         self.engine = Engine(executor, eos_token_ids=[EOS], settings=settings(**changes))
-        self.loop = EngineLoop(self.engine, self.answers.publish)
+        self.deaths: list[int] = []
+        self.loop = EngineLoop(
+            self.engine, self.answers.publish, lambda: self.deaths.append(self.loop.progress().step)
+        )
 
 
 @pytest.fixture
@@ -282,6 +285,8 @@ def test_an_engine_that_lost_its_workers_looks_stuck(start: Callable[..., Runnin
     assert not running.answers.reasons
     progress = running.loop.progress()
     assert (progress.step, progress.busy) == (3, True)
+    running.loop.stop()
+    assert running.deaths == [3]
     with pytest.raises(UnavailableError):
         running.loop.submit(submission("y", range(5)))
 
@@ -294,6 +299,14 @@ def test_a_loop_with_a_fault_of_its_own_looks_stuck(
     running.loop.abort("x")
     assert running.loop.drain(TIMEOUT_S) == 0
     assert running.loop.progress().busy
+    running.loop.stop()
+    assert len(running.deaths) == 1
+
+
+def test_a_loop_that_is_stopped_has_not_died(start: Callable[..., Running]) -> None:
+    running = start()
+    running.loop.stop()
+    assert not running.deaths
 
 
 def test_a_publisher_that_fails_does_not_end_the_loop() -> None:
