@@ -1,4 +1,4 @@
-"""Requests under suspicion of having killed an engine hold the others up no longer than they live."""
+"""Requests suspected of having killed an engine hold the others up no longer than they live."""
 
 from __future__ import annotations
 
