@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
@@ -109,7 +110,9 @@ def template_arguments(params: inference_pb2.ChatTemplateParams) -> dict[str, An
     """Keyword arguments of `Generation.render_chat`."""
     return {
         "chat_template": params.chat_template if params.HasField("chat_template") else None,
-        "chat_template_kwargs": _plain(params.chat_template_kwargs) or None,
+        "chat_template_kwargs": (
+            _plain("chat_template_kwargs", params.chat_template_kwargs) or None
+        ),
         "add_generation_prompt": (
             params.add_generation_prompt if params.HasField("add_generation_prompt") else None
         ),
@@ -126,14 +129,17 @@ def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]
         function = {
             "name": tool.name,
             "description": tool.description,
-            "parameters": _plain(tool.parameters),
+            "parameters": _plain(f"tools[{index}].parameters", tool.parameters),
         }
         converted.append({"type": "function", "function": function})
     return converted or None
 
 
-def _plain(struct: Struct) -> dict[str, Any]:
-    converted: dict[str, Any] = _whole_numbers(MessageToDict(struct))
+def _plain(path: str, struct: Struct) -> dict[str, Any]:
+    try:
+        converted: dict[str, Any] = _whole_numbers(MessageToDict(struct))
+    except (JsonError, ValueError):  # which of them depends on the version of protobuf
+        raise InvalidArgumentError(path, "holds NaN, an infinity, or a value of no kind") from None
     return converted
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from pagewire.errors import InvalidArgumentError
 from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.grpc_api import responses, streams
 from pagewire_frontend.grpc_api.inference import InferenceServicer
+from pagewire_frontend.grpc_api.requests import template_arguments, tool_definitions
 from tests.fakes.fake_engine_client import EOS_ID, MODEL, FakeEngineClient, ids_of
 from tests.fakes.frontend import chat_request, make_serving
 
@@ -128,3 +131,15 @@ async def test_template_arguments_reach_the_template() -> None:
     rendered = await InferenceServicer(serving).RenderChat(request, Context())  # type: ignore[arg-type]  # unused
     assert rendered.prompt == "calm3hi"
     assert list(rendered.token_ids) == ids_of("calm3hi")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_json_lacks_is_refused_by_name(value: float) -> None:
+    params = inference_pb2.ChatTemplateParams(chat_template_kwargs={"count": value})
+    with pytest.raises(InvalidArgumentError) as caught:
+        template_arguments(params)
+    assert caught.value.field == "chat_template_kwargs"
+    tool = inference_pb2.Tool(name="f", parameters={"least": value})
+    with pytest.raises(InvalidArgumentError) as caught:
+        tool_definitions([tool])
+    assert caught.value.field == "tools[0].parameters"
