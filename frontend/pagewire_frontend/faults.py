@@ -8,9 +8,12 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from pagewire.errors import InternalError, PagewireError
+from pagewire.errors import ErrorCode, InternalError, PagewireError
 
 logger = logging.getLogger(__name__)
+
+# A full queue empties within a second or so; a lost engine takes seconds to restart.
+_DEFAULT_RETRY_S = {ErrorCode.RESOURCE_EXHAUSTED: 1.0, ErrorCode.UNAVAILABLE: 5.0}
 
 
 def as_pagewire_error(error: Exception) -> PagewireError:
@@ -26,6 +29,11 @@ def as_pagewire_error(error: Exception) -> PagewireError:
     return InternalError(
         f"the server failed on this request ({type(error).__name__}); its log says where"
     )
+
+
+def retry_delay_s(error: PagewireError) -> float | None:
+    """Seconds after which a retry makes sense; None where it makes none."""
+    return error.retry_after_s or _DEFAULT_RETRY_S.get(error.code)
 
 
 @contextmanager

@@ -13,11 +13,8 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from pagewire.errors import ErrorCode, PagewireError
-from pagewire_frontend.faults import as_pagewire_error
-
-# A full queue empties within a second or so; a lost engine takes seconds to restart.
-_DEFAULT_RETRY_S = {ErrorCode.RESOURCE_EXHAUSTED: 1.0, ErrorCode.UNAVAILABLE: 5.0}
+from pagewire.errors import PagewireError
+from pagewire_frontend.faults import as_pagewire_error, retry_delay_s
 
 _SAMPLING_FIELDS = frozenset(
     (
@@ -71,7 +68,7 @@ def to_status(error: PagewireError) -> status_pb2.Status:
             field=path, description=error.message
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    retry_after_s = error.retry_after_s or _DEFAULT_RETRY_S.get(error.code)
+    retry_after_s = retry_delay_s(error)
     if retry_after_s is not None:
         delay = Duration()
         delay.FromNanoseconds(int(retry_after_s * 1e9))

@@ -9,6 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from pagewire.errors import ErrorCode, PagewireError, ResourceExhaustedError
+from pagewire_frontend.faults import retry_delay_s
 
 _STATUS = {
     ErrorCode.CANCELLED: 400,
@@ -25,8 +26,6 @@ _STATUS = {
     ErrorCode.UNAUTHENTICATED: 401,
 }
 _TYPE_OF_STATUS = {401: "authentication_error", 429: "rate_limit_error"}
-# A full queue empties within a second or so; a lost engine takes seconds to restart.
-_DEFAULT_RETRY_S = {ErrorCode.RESOURCE_EXHAUSTED: 1.0, ErrorCode.UNAVAILABLE: 5.0}
 
 
 class RequestTooLargeError(ResourceExhaustedError):
@@ -64,7 +63,7 @@ def describe(error: PagewireError) -> bytes:
 def error_response(error: PagewireError) -> Response:
     """The response of a request that failed before its answer began."""
     headers = {}
-    retry_after_s = error.retry_after_s or _DEFAULT_RETRY_S.get(error.code)
+    retry_after_s = retry_delay_s(error)
     status = http_status(error)
     if retry_after_s is not None and status in (429, 503):
         headers["retry-after"] = str(math.ceil(retry_after_s))
