@@ -1,8 +1,9 @@
 """Builds the C++ kernels for this machine: `python -m pagewire_kernels.build`.
 
-The result lies in a per-user cache folder under a name that tells sources, flags, compiler and
-processor apart, so that a changed source or another machine on a shared home never loads a stale
-library. The library has a plain C interface: it fits any torch version.
+The result lies in a per-user cache folder under a name that tells sources, flags and processor
+apart, so that a changed source or another machine on a shared home never loads a stale library;
+`--force` builds it again, after a change of the compiler. The library has
+a plain C interface: it fits any torch version.
 """
 
 from __future__ import annotations
