@@ -39,7 +39,7 @@ class ServePlan:
     engine: EngineConfig
     frontend: FrontendConfig
     ui_port: int
-    engine_stall_timeout: float
+    stall_timeout_s: float
 
     @property
     def ready_line(self) -> str:
@@ -89,7 +89,7 @@ def make_plan(settings: ServeOnlySettings, embedded_model: Callable[[], str]) ->
             **ports,
         ),
         ui_port=settings.ui_port,
-        engine_stall_timeout=settings.engine_stall_timeout,
+        stall_timeout_s=settings.stall_timeout_s,
     )
 
 
@@ -112,7 +112,7 @@ def make_services(plan: ServePlan) -> list[Service]:
             environment=_environment(secrets_to_environment(plan.engine)),
             is_ready=lambda: engine_probe.is_serving(ENGINE_SERVICE),
             stalled_s=engine_probe.engine_stalled_s,
-            stall_timeout_s=plan.engine_stall_timeout,
+            stall_timeout_s=plan.stall_timeout_s,
         ),
         Service(
             name="frontend",
@@ -120,7 +120,7 @@ def make_services(plan: ServePlan) -> list[Service]:
             environment=_environment(secrets_to_environment(plan.frontend)),
             is_ready=frontend_is_ready,
             stalled_s=_answering(host, http_port, "/health/live"),
-            stall_timeout_s=plan.engine_stall_timeout,
+            stall_timeout_s=plan.stall_timeout_s,
             after=["engine"],
         ),
     ]
@@ -146,7 +146,7 @@ def _page(plan: ServePlan, host: str) -> Service:
         environment=_environment({}),
         is_ready=is_ready,
         stalled_s=_answering(host, plan.ui_port, "/"),
-        stall_timeout_s=plan.engine_stall_timeout,
+        stall_timeout_s=plan.stall_timeout_s,
     )
 
 

@@ -29,11 +29,11 @@ class ServeOnlySettings(BaseModel):
     ui_port: int = Field(
         default=7860, ge=0, le=65535, description="Port of the chat page; 0: no page."
     )
-    engine_stall_timeout: float = Field(
+    stall_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="Seconds without a step, while requests wait for one, after which the engine "
-        "is killed and started again.",
+        description="Seconds after which an engine that makes no step while requests wait for "
+        "one, or a part that does not answer, is killed and started again.",
     )
 
 

@@ -56,7 +56,7 @@ def test_each_setting_reaches_the_program_it_belongs_to() -> None:
     assert frontend_config.grace_period_s == 3
     assert (engine_config.log_level, frontend_config.log_level) == ("debug", "debug")
     assert frontend_config.engine == f"127.0.0.1:{engine_config.port}"
-    assert made.engine_stall_timeout == 120
+    assert made.stall_timeout_s == 120
 
 
 def test_the_page_talks_to_the_frontend(free_port: object) -> None:
