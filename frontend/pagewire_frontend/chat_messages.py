@@ -101,5 +101,5 @@ def _tool_call(call: Any, where: str, template: CompiledTemplate) -> dict[str, A
 def _parsed(arguments: str, where: str) -> Any:
     try:
         return json.loads(arguments) if arguments.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(where, f"must be JSON ({error})") from None

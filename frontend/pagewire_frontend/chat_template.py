@@ -116,11 +116,14 @@ class ChatTemplate:
             "messages": prepare_messages(messages, template),
             "tools": tools or None,
         }
-        if parse_control_tokens:
-            prompt, spans = render(client_data), None
-        else:
-            prompt, spans = self._guard.render(render, client_data)
-        return RenderedChat(prompt, self._encode(prompt, spans))
+        try:
+            if parse_control_tokens:
+                prompt, spans = render(client_data), None
+            else:
+                prompt, spans = self._guard.render(render, client_data)
+        except RecursionError:
+            raise InvalidArgumentError("messages", "something in them is nested too deep") from None
+        return RenderedChat(prompt, self._encode(_text(prompt), spans))
 
     def _encode(self, prompt: str, spans: list[tuple[int, int]] | None) -> list[int]:
         # The template writes the BOS, where the model has one: the tokenizer adds none of its own.
@@ -145,6 +148,14 @@ class ChatTemplate:
             "one as chat_template where the server allows it (--allow-request-chat-template)",
             field="chat_template",
         )
+
+
+def _text(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise ChatTemplateError("the template writes half of a surrogate pair") from None
+    return prompt
 
 
 def _checked(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

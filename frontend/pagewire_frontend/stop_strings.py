@@ -12,16 +12,11 @@ class StopStrings:
     longest. So the result does not depend on how the text is cut into pieces.
     """
 
-    __slots__ = ("_held", "_include", "_prefixes_by_end", "_stops")
+    __slots__ = ("_held", "_include", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stops))
         self._include = include_in_output
-        # By last character and longest first: most pieces of text end in no prefix at all.
-        prefixes = {stop[:n] for stop in self._stops for n in range(1, len(stop))}
-        self._prefixes_by_end: dict[str, list[str]] = {}
-        for prefix in sorted(prefixes, key=len, reverse=True):
-            self._prefixes_by_end.setdefault(prefix[-1], []).append(prefix)
         self._held = ""
 
     def feed(self, text: str, *, suspended: bool = False) -> tuple[str, str | None]:
@@ -55,7 +50,15 @@ class StopStrings:
         return min(matches, key=lambda match: (match[0] + len(match[1]), match[0]))
 
     def _may_become_stop(self, text: str) -> int:
-        for prefix in self._prefixes_by_end.get(text[-1:], ()):
-            if text.endswith(prefix):
-                return len(prefix)
-        return 0
+        """Length of the longest end of the text that is a proper prefix of a stop string."""
+        longest = 0
+        for stop in self._stops:
+            # Found in the text, and not looked up among all prefixes: those of one long stop
+            # string would fill the memory.
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while 0 <= start < len(text) - longest:
+                if stop.startswith(text[start:]):
+                    longest = len(text) - start
+                    break
+                start = text.find(stop[0], start + 1)
+        return longest

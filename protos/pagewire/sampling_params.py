@@ -11,6 +11,7 @@ from pagewire.errors import InvalidArgumentError
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1000
 MAX_SEQUENCES = 128
 
 
@@ -26,14 +27,14 @@ class SamplingParams:
         n: sequences to produce for the prompt.
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens whose probabilities add up to this; in (0, 1].
-        top_k: keep the k likeliest tokens; 0 or -1 keeps all.
+        top_k: keep the k likeliest tokens, below 2**31; 0 or -1 keeps all.
         min_p: keep tokens at least this fraction as likely as the likeliest; in [0, 1].
         presence_penalty, frequency_penalty: OpenAI's, in [-2, 2], over produced tokens.
         repetition_penalty: CTRL's (arXiv:1909.05858), over prompt and produced tokens; above 0.
         logit_bias: token id to a value in [-100, 100] added to its logit.
         seed: the same seed gives the same tokens whatever else runs. None: one is drawn at
             admission.
-        stop: strings that end a sequence.
+        stop: strings that end a sequence; at most 16 of 1000 characters.
         stop_token_ids: ids that end a sequence.
         ignore_eos: go on past the model's end-of-sequence ids.
         min_tokens: no stop of any kind before this many tokens.
@@ -99,7 +100,7 @@ class SamplingParams:
         _check_range("n", self.n, 1, MAX_SEQUENCES)
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        if self.top_k < -1:
+        if not -1 <= self.top_k < 2**31:
             raise InvalidArgumentError("top_k", f"must be 0 or -1 (all) or above, not {self.top_k}")
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
@@ -115,6 +116,10 @@ class SamplingParams:
             raise InvalidArgumentError("stop", "an empty stop string would stop everything")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidArgumentError("stop", f"at most {MAX_STOP_STRINGS} strings are allowed")
+        if any(len(text) > MAX_STOP_CHARACTERS for text in self.stop):
+            raise InvalidArgumentError(
+                "stop", f"at most {MAX_STOP_CHARACTERS} characters a string are allowed"
+            )
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidArgumentError("max_tokens", f"must be at least 1, not {self.max_tokens}")
         if self.min_tokens < 0:

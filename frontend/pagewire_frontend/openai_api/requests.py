@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from pagewire.errors import InvalidArgumentError
@@ -22,6 +22,20 @@ from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 MAX_PROMPTS = 1024
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+def _check_numbers(value: Any) -> Any:
+    if isinstance(value, dict) and not all(type(item) in (int, float) for item in value.values()):
+        raise ValueError("its values must be numbers")
+    return value
+
+
+# Pydantic collects an error for each item of a list or a mapping: of millions of wrong ones it
+# would make errors for minutes, with all streams of this process waiting.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Integers = Annotated[list[int], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Numbers = Annotated[dict[str, float], BeforeValidator(_check_numbers)]
 
 
 class StreamOptions(BaseModel):
@@ -43,9 +57,9 @@ class SamplingBody(BaseModel):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Numbers | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     max_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -56,7 +70,7 @@ class SamplingBody(BaseModel):
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Integers | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
@@ -163,11 +177,11 @@ class CompletionBody(SamplingBody):
 class ChatBody(SamplingBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[dict[str, Any]]
+    messages: Objects
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     chat_template: str | None = None
@@ -218,7 +232,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Integers
 
 
 async def read_body(request: Request, body_class: type[BodyT]) -> BodyT:
