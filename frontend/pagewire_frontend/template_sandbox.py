@@ -159,7 +159,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for name in ("urlize", "xmlattr", "random"):
             del self.filters[name]
         self.filters = {name: _guarded(name, f) for name, f in self.filters.items()}
-        self.filters |= {_COUNTED: _counted, _TEXT: _text}
+        self.filters |= {_COUNTED: _counted, _TEXT: _text, _MADE: _made}
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -172,6 +172,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         tree: nodes.Template = _BudgetedNodes().visit(parser.parse())
         return tree
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # Bytes and numbers have methods that make gigabytes, and no honest template calls one.
+        if attr in _UNBOUNDED_METHODS or isinstance(obj, bytes | int | float):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _step()
         _check_operands(operator, left, right)
@@ -180,9 +186,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _step()
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(owner, str):
-            _check_text_call(name, owner, args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+        if not isinstance(owner, str):
+            return super().call(__context, __obj, *args, **kwargs)
+        _check_text_call(name, owner, args, kwargs)
+        return _made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -199,10 +206,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 _COUNTED = "_counted"
 _TEXT = "_text"
+_MADE = "_made"
+# Of text: what one makes grows with the argument, or is bytes, which no operator here weighs.
+_UNBOUNDED_METHODS = frozenset(("translate", "maketrans", "encode"))
 
 
 class _BudgetedNodes(NodeTransformer):
-    """Rewrites a template so that the budget sees its loops and its `~`."""
+    """Rewrites a template so that the budget sees its loops, its `~` and its slices."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -219,11 +229,26 @@ class _BudgetedNodes(NodeTransformer):
             joined = nodes.Add(joined, text, lineno=node.lineno)
         return joined
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        return nodes.Filter(node, _MADE, [], [], None, None, lineno=node.lineno)
+
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
         _step()
         yield item
+
+
+def _made(value: Any) -> Any:
+    """Charges what was made already: a copy of something that was within bounds."""
+    size = sys.getsizeof(value)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        size += sum(map(sys.getsizeof, value))
+    _charge(size)
+    return value
 
 
 def _text(value: Any) -> str:
@@ -310,13 +335,14 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name in ("replace", "format", "center"):
             _check_text_call(name, str(value), rest, kwargs)
         _check_integers((*rest, *kwargs.values()))
-        return function(*args, **kwargs)
+        return _made(function(*args, **kwargs))
 
     return guarded
 
 
 _MAKE_TEXT = frozenset(("string", "tojson", "pprint", "replace", "format", "sum", "urlencode"))
 _LONG_NUMBER = re.compile(r"\d{6}")
+_WIDTH_FROM_A_VALUE = re.compile(r"\{[^{}]*:[^{}]*\{|%(\([^)]*\))?[#0\- +]*(\*|\d*\.\*)")
 
 
 def _check_operands(operator: str, left: Any, right: Any) -> None:
@@ -356,10 +382,11 @@ def _check_text_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[s
 def _check_format(pattern: str, values: list[Any]) -> None:
     if _LONG_NUMBER.search(pattern):
         raise BudgetExceededError("a format asks for a width of more than five digits")
+    if _WIDTH_FROM_A_VALUE.search(pattern):
+        raise BudgetExceededError("a format takes a width from a value")
     fields = pattern.count("{") + pattern.count("%")
-    _charge(sys.getsizeof(pattern) + fields * _weigh(values))
-    if "*" in pattern or ":" in pattern:
-        _check_integers(values)  # one may be another's width
+    widest = max(map(int, re.findall(r"\d+", pattern)), default=0)
+    _charge(sys.getsizeof(pattern) + fields * (_weigh(values) + widest))
 
 
 def _check_integers(values: Iterable[Any]) -> None:

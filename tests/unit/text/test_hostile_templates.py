@@ -62,6 +62,21 @@ HOSTILE = {
     "map": "{{ ['x'] | map('center', 10000000000) | list }}",
     "deep parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "recursive loop": "{% for a in [[1]] recursive %}{{ loop(b) if b else loop([a]) }}{% endfor %}",
+    "many wide fields": "{{ ('{:99999}' * 2000).format(*range(2000)) }}",
+    "many wide fields of one value": "{{ ('{0:99999}' * 20000).format(1) }}",
+    "many wide fields by name": "{{ ('%(a)99999d' * 20000) % {'a': 1} }}",
+    "width from an item": "{{ '{0:{1[0]}}'.format(1, [1000000000]) }}",
+    "width from text": "{{ '{0:{1}}'.format(1, '1000000000') }}",
+    "translate": "{{ ('x' * 100000).translate({120: 'y' * 100000}) }}",
+    "multiplied bytes": "{{ 'x'.encode() * 10000000000 }}",
+    "padded bytes": "{{ 'x'.encode().ljust(10000000000) }}",
+    "bytes of a number": "{{ (1).to_bytes(10000000000, 'little') }}",
+    "kept slices": "{% set x = 'x' * 600000 %}{% set ns = namespace(x=[]) %}"
+    "{% for i in range(99999) %}{% set ns.x = [ns.x, x[1:]] %}{% endfor %}",
+    "kept words": "{% set x = 'x ' * 300000 %}{% set ns = namespace(x=[]) %}"
+    "{% for i in range(99999) %}{% set ns.x = [ns.x, x.split()] %}{% endfor %}",
+    "kept padding": "{% set ns = namespace(x=[]) %}"
+    "{% for i in range(99999) %}{% set ns.x = [ns.x, 'x'.ljust(99999)] %}{% endfor %}",
     "date": "{{ strftime_now('%Y' * 100000) }}",
 }
 
