@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
@@ -27,7 +28,6 @@ _FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fopenmp",
-    "-shared",
     "-fPIC",
 )
 _BUILD_TIMEOUT_S = 300
@@ -77,22 +77,18 @@ def build(*, force: bool = False) -> Path:
             + "): install g++ 12 or newer, or set CXX"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    sources = [str(source) for source in sorted(SOURCE_DIR.glob("*.cpp"))]
     # Built beside its place and renamed into it: another process never loads half a library.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         output = Path(scratch) / path.name
-        command = [compiler, *_FLAGS, "-o", str(output), *sources]
-        try:
-            result = subprocess.run(
-                command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise KernelBuildError(f"{compiler} could not be run: {error}") from error
-        if result.returncode != 0:
-            raise KernelBuildError(
-                f"{' '.join(command)} failed with exit code {result.returncode}:\n"
-                f"{result.stderr[-4000:]}"
-            )
+        sources = sorted(SOURCE_DIR.glob("*.cpp"))
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            commands = [
+                [compiler, *_FLAGS, "-c", "-o", str(target), str(source)]
+                for source, target in zip(sources, objects, strict=True)
+            ]
+            list(pool.map(_run, commands))
+        _run([compiler, *_FLAGS, "-shared", "-o", str(output), *map(str, objects)])
         output.replace(path)
     return path
 
@@ -106,6 +102,20 @@ def main() -> int:
         return 1
     print(f"C++ kernels: {path}")
     return 0
+
+
+def _run(command: list[str]) -> None:
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelBuildError(f"{command[0]} could not be run: {error}") from error
+    if result.returncode != 0:
+        raise KernelBuildError(
+            f"{' '.join(command)} failed with exit code {result.returncode}:\n"
+            f"{result.stderr[-4000:]}"
+        )
 
 
 def _cache_dir() -> Path:

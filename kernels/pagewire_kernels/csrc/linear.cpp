@@ -6,6 +6,7 @@
 // bits alone, in a batch and in a prefill chunk of any length.
 
 #include <algorithm>
+#include <vector>
 
 #include "vec.h"
 
@@ -16,6 +17,7 @@ constexpr int W = kWidth;
 constexpr int kPanel = 2 * W;                   // outputs (rows of the weight) of a panel
 constexpr int kRows = kWidth == 16 ? 12 : 6;    // tokens whose sums fit the registers
 constexpr int64_t kTokensAtOnce = 96;           // their inputs stay in the second-level cache
+constexpr int64_t kTokensToPack = 64;           // from here on it pays to reorder the inputs too
 constexpr int64_t kParallelFlops = 1 << 20;     // below it a second thread costs more than it saves
 
 struct Linear {
@@ -26,16 +28,26 @@ struct Linear {
   int64_t num_tokens, outputs, depth, input_stride, output_stride;
 };
 
-template <int ROWS>
-void multiply(const Linear& l, int64_t token, int64_t panel) {
-  const float* input = l.input + token * l.input_stride;
+// Inputs of ROWS tokens: as they lie in memory, or reordered so that a step over k reads kRows
+// neighbours. The arithmetic is the same.
+template <bool PACKED>
+struct Inputs {
+  const float* first;
+  int64_t stride;
+  float at(int64_t row, int64_t k) const {
+    return PACKED ? first[k * kRows + row] : first[row * stride + k];
+  }
+};
+
+template <int ROWS, bool PACKED>
+void multiply(const Linear& l, Inputs<PACKED> inputs, int64_t token, int64_t panel) {
   const float* weights = l.panels + panel * kPanel * l.depth;
   FloatV<W> sums[ROWS][2] = {};
   for (int64_t k = 0; k < l.depth; ++k) {
     const FloatV<W> left = load<W>(weights + k * kPanel);
     const FloatV<W> right = load<W>(weights + k * kPanel + W);
     for (int r = 0; r < ROWS; ++r) {
-      const FloatV<W> x = broadcast<W>(input[r * l.input_stride + k]);
+      const FloatV<W> x = broadcast<W>(inputs.at(r, k));
       sums[r][0] += x * left;
       sums[r][1] += x * right;
     }
@@ -59,20 +71,50 @@ void multiply(const Linear& l, int64_t token, int64_t panel) {
   }
 }
 
-template <int ROWS>
-void multiply_rows(const Linear& l, int64_t rows, int64_t token, int64_t panel) {
-  if (rows == ROWS) return multiply<ROWS>(l, token, panel);
-  if constexpr (ROWS > 1) multiply_rows<ROWS - 1>(l, rows, token, panel);
+template <int ROWS, bool PACKED>
+void multiply_rows(const Linear& l, Inputs<PACKED> inputs, int64_t rows, int64_t token,
+                   int64_t panel) {
+  if (rows == ROWS) return multiply<ROWS, PACKED>(l, inputs, token, panel);
+  if constexpr (ROWS > 1) multiply_rows<ROWS - 1, PACKED>(l, inputs, rows, token, panel);
+}
+
+// Tokens are worked through in near-equal parts of at most kRows.
+struct Parts {
+  int64_t tokens;
+  int64_t count() const { return (tokens + kRows - 1) / kRows; }
+  int64_t begin(int64_t part) const { return tokens * part / count(); }
+};
+
+void pack_inputs(const Linear& l, int64_t start, Parts parts, float* packed) {
+  for (int64_t part = 0; part < parts.count(); ++part) {
+    float* out = packed + part * l.depth * kRows;
+    for (int64_t token = parts.begin(part); token < parts.begin(part + 1); ++token, ++out) {
+      const float* in = l.input + (start + token) * l.input_stride;
+      for (int64_t k = 0; k < l.depth; ++k) out[k * kRows] = in[k];
+    }
+  }
 }
 
 void multiply_panels(const Linear& l, int64_t first_panel, int64_t last_panel) {
+  static thread_local std::vector<float> packed;
   for (int64_t start = 0; start < l.num_tokens; start += kTokensAtOnce) {
-    const int64_t tokens = std::min(kTokensAtOnce, l.num_tokens - start);
-    const int64_t parts = (tokens + kRows - 1) / kRows;
+    const Parts parts{std::min(kTokensAtOnce, l.num_tokens - start)};
+    const bool pack = parts.tokens >= kTokensToPack;
+    if (pack) {
+      packed.resize(parts.count() * l.depth * kRows);
+      pack_inputs(l, start, parts, packed.data());
+    }
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      for (int64_t part = 0; part < parts; ++part) {
-        const int64_t begin = tokens * part / parts, end = tokens * (part + 1) / parts;
-        multiply_rows<kRows>(l, end - begin, start + begin, panel);
+      for (int64_t part = 0; part < parts.count(); ++part) {
+        const int64_t token = start + parts.begin(part);
+        const int64_t rows = parts.begin(part + 1) - parts.begin(part);
+        if (pack) {
+          const Inputs<true> inputs{packed.data() + part * l.depth * kRows, 0};
+          multiply_rows<kRows, true>(l, inputs, rows, token, panel);
+        } else {
+          const Inputs<false> inputs{l.input + token * l.input_stride, l.input_stride};
+          multiply_rows<kRows, false>(l, inputs, rows, token, panel);
+        }
       }
     }
   }

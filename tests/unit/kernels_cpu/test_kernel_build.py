@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing_behind(
 def test_the_command_line_reports_failure(nothing_built: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "pagewire_kernels.build"],
-        env={"CXX": "no-such-compiler", "HOME": str(nothing_built), "PATH": ""},
+        env={**os.environ, "CXX": "no-such-compiler"},
         capture_output=True,
         text=True,
         check=False,
