@@ -411,11 +411,14 @@ class TokenStreams:
             return False
         return True
 
-    def _send_goodbye(self, identity: bytes, session_id: str, reason: str) -> None:
+    def _send_goodbye(
+        self, identity: bytes, session_id: str, reason: str, *, stopping: bool = False
+    ) -> None:
         frame = token_deltas_pb2.EngineFrame()
         frame.goodbye.session_id = session_id
         frame.goodbye.epoch = self.epoch
         frame.goodbye.reason = reason
+        frame.goodbye.stopping = stopping
         self._send(identity, frame.SerializeToString())
 
     def _bury_the_silent(self, now: float) -> None:
@@ -475,9 +478,15 @@ class TokenStreams:
         return router
 
     def _close(self) -> None:
-        for session in self._sessions.values():
-            if session.identity is not None:
-                self._send_goodbye(session.identity, session.session_id, "the engine stops")
+        with self._lock:
+            # What ended in the last steps need not run again elsewhere.
+            self._route_outbox()
+            self._send_frames(time.monotonic())
+            for session in self._sessions.values():
+                if session.identity is not None:
+                    self._send_goodbye(
+                        session.identity, session.session_id, "the engine stops", stopping=True
+                    )
         # A goodbye is a courtesy; a frontend that has stopped reading does not get to hold us.
         self._router.close(linger=200)
         self._context.term()

@@ -305,8 +305,8 @@ class WireSession:
             if self._greeted is not None and not self._greeted.done():
                 self._greeted.set_result(None)
         else:
-            on_purpose = frame.goodbye.reason == "the engine stops"
-            self._lose(Loss(f"goodbye: {frame.goodbye.reason}", on_purpose))
+            goodbye = frame.goodbye
+            self._lose(Loss(f"goodbye: {goodbye.reason}", goodbye.stopping))
 
     def _take_deltas(self, deltas: token_deltas_pb2.StepDeltas) -> None:
         verdict = self._order.admit(deltas.frame, deltas.base_frame)

@@ -46,14 +46,16 @@ class HelloReply(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ("session_id", "epoch", "reason")
+    __slots__ = ("session_id", "epoch", "reason", "stopping")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     reason: str
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    stopping: bool
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., stopping: _Optional[bool] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("epoch", "frame", "rewind")
