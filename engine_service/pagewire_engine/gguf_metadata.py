@@ -75,7 +75,7 @@ def read_gguf_head(path: Path) -> GGUFHead:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Head(data).read()
-    except (struct.error, ValueError, KeyError, IndexError) as error:
+    except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
         raise InvalidArgumentError(
             "model", f"{path} is not a readable GGUF file ({error}); download it again"
         ) from error
