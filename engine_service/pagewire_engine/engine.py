@@ -87,7 +87,7 @@ class Engine:
             return
         except Exception as error:
             logger.exception("Request %s could not be taken on.", submission.request_id)
-            self._refuse(submission, InternalError(f"the request could not be read: {error!r}"))
+            self._refuse(submission, InternalError(_failed(error)))
             return
         for sequence in request.sequences:
             if sequence.finish_reason is not None:
@@ -221,7 +221,7 @@ class Engine:
                 raise
             except Exception as error:
                 logger.exception("Request %s failed.", request.request_id)
-                self._fail(request, InternalError(f"the model failed on this request: {error!r}"))
+                self._fail(request, InternalError(_failed(error)))
                 continue
             merged.sampled.extend(result.sampled)
             merged.prompt_logprobs.extend(result.prompt_logprobs)
@@ -346,3 +346,8 @@ class Engine:
         del self._requests[request.request_id]
         self._outputs.failures.append(RequestFailure(request.request_id, error))
         self._counters.num_requests_failed += 1
+
+
+def _failed(error: Exception) -> str:
+    """What a client is told of a fault of ours: its kind, but nothing of its inside."""
+    return f"the engine failed on this request ({type(error).__name__}); its log says more"

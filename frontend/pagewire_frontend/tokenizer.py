@@ -66,7 +66,7 @@ class Tokenizer:
         config: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if name in files:
-                config |= json.loads(files[name])
+                config |= _json_object(name, files[name])
         return cls(files["tokenizer.json"], config)
 
     @property
@@ -229,6 +229,16 @@ def _check_text(text: str) -> None:
         raise InvalidArgumentError(
             "prompt", f"the text is not valid Unicode at character {error.start} (lone surrogate)"
         ) from None
+
+
+def _json_object(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise FailedPreconditionError(f"the model's {name} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FailedPreconditionError(f"the model's {name} holds no JSON object")
+    return value
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -227,6 +227,12 @@ def _dtype(name: str, description: ModelDescription, device: torch.device) -> to
 
 def _backend(name: str, device: torch.device, head_dim: int) -> AttentionBackend:
     try:
-        return load_attention_backend(name, device, head_dim)
+        backend = load_attention_backend(name, device, head_dim)
+        if name == "auto" and device.type == "cpu" and backend.name != "cpu":
+            try:
+                load_attention_backend("cpu", device, head_dim)
+            except BackendUnavailableError as error:
+                logger.warning("running on the slower %s attention: %s", backend.name, error)
+        return backend
     except BackendUnavailableError as error:
         raise FailedPreconditionError(str(error), field="attention_backend") from error

@@ -32,7 +32,14 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def create_app(serving: Serving) -> ASGIApp:
     """The HTTP API over one engine."""
-    app = FastAPI(title="pagewire", version=pagewire.__version__, redirect_slashes=False)
+    # No interactive pages: their scripts would come from elsewhere.
+    app = FastAPI(
+        title="pagewire",
+        version=pagewire.__version__,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.add_exception_handler(HTTPException, _routing_error)
 
     def route(method: str, path: str, endpoint: Endpoint, body: type[BaseModel] | None) -> None:
