@@ -37,7 +37,9 @@ def test_a_poisoned_request_fails_alone(budget: int) -> None:
     harness.run()
     error = harness.requests["poisoned"].error
     assert isinstance(error, InternalError)
-    assert "illegal memory access" in str(error)
+    # The kind of the fault, and nothing of its inside: that stands in the engine's log.
+    assert "RuntimeError" in str(error)
+    assert "illegal memory access" not in str(error)
     for request in good:
         assert harness.tokens(request.request_id) == alone(request)
     stats = harness.engine.stats()
