@@ -78,9 +78,15 @@ def _protos(arguments: list[str]) -> int:
         description="Writes the .proto files out, for clients in any language.",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="Folder for them.")
+    from pagewire.settings import exit_with_error
     from pagewire_frontend.proto_files import write_protos
 
-    for path in write_protos(parser.parse_args(arguments).out):
+    out = parser.parse_args(arguments).out
+    try:
+        written = write_protos(out)
+    except OSError as error:
+        exit_with_error("pagewire protos", f"--out: can't write to {out}: {error.strerror}", 1)
+    for path in written:
         print(path)
     return 0
 
@@ -89,7 +95,8 @@ def _download_model(arguments: list[str]) -> int:
     argparse.ArgumentParser(
         prog="pagewire download-model",
         description="Fetches the embedded model, SmolLM2-135M-Instruct (93 MB, Apache-2.0), into "
-        "the cache (PAGEWIRE_CACHE, else ~/.cache/pagewire) and prints its path.",
+        "the cache ($PAGEWIRE_CACHE, else $XDG_CACHE_HOME/pagewire, else ~/.cache/pagewire) and "
+        "prints its path.",
     ).parse_args(arguments)
     from pagewire.errors import PagewireError
     from pagewire_frontend.model_download import smollm2_path

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from pagewire.settings import check_host_port
+
 
 class FrontendConfig(BaseModel):
     """Settings of `pagewire-frontend`. Field names in kebab-case are its flags."""
@@ -64,7 +66,4 @@ class FrontendConfig(BaseModel):
     @field_validator("engine")
     @classmethod
     def _check_engine(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-            raise ValueError("must be HOST:PORT, such as 127.0.0.1:50061")
-        return value
+        return check_host_port(value)

@@ -6,6 +6,7 @@ import errno
 import socket
 from collections.abc import Sequence
 
+from pagewire.settings import port_trouble
 from pagewire_frontend.ports import addresses_of, free_port
 
 _BACKLOG = 2048
@@ -32,7 +33,7 @@ def listen(host: str, port: int, flag: str) -> list[socket.socket]:
                 missing.append(error)
                 continue
             close_all(sockets)
-            raise OSError(error.errno, f"{flag}: {address} port {port}: {error.strerror}") from None
+            raise OSError(port_trouble(flag, port, error)) from None
     if not sockets:
         raise OSError(f"--host: {host} is no address of this machine ({missing[0].strerror})")
     return sockets

@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Mapping, Sequence
 
-from pagewire.settings import SettingsError, flag_name
+from pagewire.settings import SettingsError, flag_name, port_trouble
 
 LOOPBACK = "127.0.0.1"
 
@@ -79,13 +79,8 @@ def _check_free(addresses: Sequence[tuple[int, str]], port: int, flag: str) -> N
             _bind(family, address, port).close()
             bound += 1
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise SettingsError(
-                    f"{flag}: port {port} is in use; stop the program that has it, or choose "
-                    f"another port by {flag}"
-                ) from None
-            if error.errno == errno.EACCES:
-                raise SettingsError(f"{flag}: this user may not use port {port}") from None
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise SettingsError(port_trouble(flag, port, error)) from None
     if not bound:
         raise SettingsError(f"--host: {addresses[0][1]} is no address of this machine")
 

@@ -23,6 +23,7 @@ class ServeOnlySettings(BaseModel):
 
     model: str | None = Field(
         default=None,
+        min_length=1,
         description="Model folder, GGUF file, or hub name (org/name). "
         f"Default: {MODEL_NAME}, downloaded (93 MB) on first use.",
     )

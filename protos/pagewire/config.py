@@ -12,7 +12,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(description="Model folder, GGUF file, or hub name (org/name).")
+    model: str = Field(min_length=1, description="Model folder, GGUF file, or hub name (org/name).")
     served_model_name: str | None = Field(
         default=None, description="Name that clients use. Default: the model's own."
     )
@@ -20,7 +20,9 @@ class EngineConfig(BaseModel):
         default="huggingface", description="Hub that a model name is looked up on."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit on the hub.")
-    download_dir: str | None = Field(default=None, description="Where hub downloads are kept.")
+    download_dir: str | None = Field(
+        default=None, description="Where hub downloads are kept. Default: the hub's own cache."
+    )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         default="auto", description="Weight format; dummy: seeded random weights, for benchmarks."
     )
@@ -81,7 +83,9 @@ class EngineConfig(BaseModel):
         description="ZeroMQ endpoint of the delta wire. Default: ipc on loopback, else tcp.",
     )
     session_timeout_s: float = Field(
-        default=30.0, gt=0, description="A frontend silent for longer is dead."
+        default=30.0,
+        gt=0,
+        description="Seconds of silence after which a frontend counts as dead.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages to log."

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections.abc
 import difflib
+import errno
 import os
 import shutil
 import sys
@@ -94,6 +95,30 @@ def exit_with_error(prog: str, message: str, status: int = 2) -> NoReturn:
     if status == 2:
         print(f"Try `{prog} --help`.", file=sys.stderr)
     raise SystemExit(status)
+
+
+def check_host_port(value: str) -> str:
+    """For validators: `value` if it is an address such as 127.0.0.1:50061 or [::1]:50061.
+
+    Raises:
+        ValueError: it is not.
+    """
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) <= 65535:
+        raise ValueError("must be HOST:PORT, such as 127.0.0.1:50061")
+    return value
+
+
+def port_trouble(flag: str, port: int, error: OSError) -> str:
+    """Why a server can't listen on the port that `flag` names, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{flag}: port {port} is in use; stop the program that has it, or choose another port "
+            f"by {flag}"
+        )
+    if error.errno == errno.EACCES:
+        return f"{flag}: this user may not use port {port}; choose one above 1023 by {flag}"
+    return f"{flag}: can't listen on port {port}: {error.strerror or error}"
 
 
 def flag_name(field: str) -> str:
@@ -225,8 +250,8 @@ def load_settings(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if config_path:
-        for name, value in _read_yaml(config_class, Path(config_path)).items():
-            values[name], sources[name] = value, f"`{name}` in {config_path}"
+        for name, (key, value) in _read_yaml(config_class, Path(config_path)).items():
+            values[name], sources[name] = value, f"`{key}` in {config_path}"
     for name, field in config_class.model_fields.items():
         if text := environ.get(variable_name(name), ""):
             values[name] = text.split(",") if _is_list(field) else text
@@ -260,13 +285,19 @@ def _read_flags(
     return flags
 
 
-def _read_yaml(config_class: type[BaseModel], path: Path) -> dict[str, Any]:
+def _read_yaml(config_class: type[BaseModel], path: Path) -> dict[str, tuple[str, Any]]:
+    """The file's settings by field: the key as it is written there, and the value."""
     import yaml  # only where a file is given: it would slow every other start
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"--config: can't read {path}: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise SettingsError(
+            f"--config: {path} is not valid YAML{where}: {error.problem or error.context}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise SettingsError(f"--config: {path} is not valid YAML: {reason}") from None
@@ -274,15 +305,16 @@ def _read_yaml(config_class: type[BaseModel], path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"--config: {path} must hold `setting: value` lines")
-    values: dict[str, Any] = {}
-    known = list(config_class.model_fields)
+    values: dict[str, tuple[str, Any]] = {}
+    known = [flag_name(name)[2:] for name in config_class.model_fields]
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in config_class.model_fields:
-            raise SettingsError(f"{path} has an unknown setting `{key}`{nearest(name, known)}")
+            hint = nearest(name.replace("_", "-"), known)
+            raise SettingsError(f"{path} has an unknown setting `{key}`{hint}")
         if name in values:
-            raise SettingsError(f"{path} has the setting `{name}` twice")
-        values[name] = value
+            raise SettingsError(f"{path} has the setting `{key}` twice")
+        values[name] = str(key), value
     return values
 
 
@@ -304,6 +336,8 @@ def _describe(
             lines[name] = f"{flag_name(name)} is required (or {variable_name(name)})"
             continue
         message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        # "Input should be a valid integer, unable to parse string as an integer"
+        message = message.partition(", unable to parse ")[0]
         source = sources.get(name) or (flag_name(name) if name else "")
         field = config_class.model_fields.get(name)
         if name in sources and field is not None and not _is_secret(field):

@@ -169,4 +169,4 @@ def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         status, errors = start_in_this_process(capsys, f"--http-port={port}")
     assert status == 1
-    assert f"--http-port: 127.0.0.1 port {port}" in errors
+    assert f"pagewire-frontend: error: --http-port: port {port} is in use; stop" in errors

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from pagewire.settings import check_host_port
 
 
 class UiConfig(BaseModel):
@@ -22,5 +24,10 @@ class UiConfig(BaseModel):
     )
     port: int = Field(default=7860, ge=0, le=65535, description="Its port; 0: a free one.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severe messages to log."
+        default="info", description="Least severe messages to log; debug: each HTTP request too."
     )
+
+    @field_validator("frontend")
+    @classmethod
+    def _check_frontend(cls, value: str) -> str:
+        return check_host_port(value)
