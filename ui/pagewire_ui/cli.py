@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 
-from pagewire.settings import exit_with_error, parse_settings
+from pagewire.settings import SettingsError, exit_with_error, parse_settings
 from pagewire_ui.config import UiConfig
 
 _PROG = "pagewire-ui"
@@ -27,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     import logging
 
     logging.basicConfig(
-        level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -37,10 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     server = PageServer(config)
     try:
         sockets = server.bind()
-    except OSError as error:
-        exit_with_error(
-            _PROG, f"can't listen on {config.host} port {config.port} (--host, --port): {error}"
-        )
+    except SettingsError as error:
+        exit_with_error(_PROG, str(error))
     asyncio.run(server.run(sockets))
 
 

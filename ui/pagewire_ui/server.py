@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import errno
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,11 +14,10 @@ import fastapi
 import gradio as gr
 import uvicorn
 
+from pagewire.settings import SettingsError, port_trouble
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.chat_page import ChatPage, css, theme
 from pagewire_ui.config import UiConfig
-
-log = logging.getLogger(__name__)
 
 # Whatever Gradio's files or a model's answer ask for, the browser fetches from this server alone.
 _POLICY = (
@@ -38,7 +37,7 @@ class PageServer:
         """Opens the listening sockets.
 
         Raises:
-            OSError: the port is in use, or the address is not this machine's.
+            SettingsError: the port is in use or forbidden, or the address is not this machine's.
         """
         sockets: list[socket.socket] = []
         missing: OSError | None = None
@@ -59,7 +58,9 @@ class PageServer:
         if missing is not None:
             for opened in sockets:
                 opened.close()
-            raise missing
+            if missing.errno == errno.EADDRNOTAVAIL:
+                raise _not_ours(self._config.host)
+            raise SettingsError(port_trouble("--port", self.port, missing))
         return sockets
 
     async def run(self, sockets: list[socket.socket]) -> None:
@@ -77,7 +78,11 @@ class PageServer:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.end)
-        log.info("chat page on port %d, talking to %s", self.port, self._config.frontend)
+        print(
+            f"pagewire-ui is ready: http://{_shown(self._config.host)}:{self.port}, asking the "
+            f"frontend at {self._config.frontend}",
+            flush=True,
+        )
         try:
             await server.serve(sockets=sockets)
         finally:
@@ -139,8 +144,19 @@ def _addresses(host: str) -> list[tuple[int, str]]:
         return [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
     if host == "*":
         return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        raise _not_ours(host) from None
     return [(int(family), str(address[0])) for family, _, _, _, address in found]
+
+
+def _not_ours(host: str) -> SettingsError:
+    return SettingsError(f"--host: {host} is no address of this machine")
+
+
+def _shown(host: str) -> str:
+    return "localhost" if host in ("*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
 
 
 def _listen(family: int, address: str, port: int) -> socket.socket:
