@@ -95,8 +95,11 @@ def build(*, force: bool = False) -> Path:
 
 def main() -> int:
     """Command line: builds, and says where the library is."""
+    force = "--force" in sys.argv[1:]
+    if force or not library_path().exists():
+        print("Building the C++ kernels (up to a minute) ...", flush=True)
     try:
-        path = build(force="--force" in sys.argv[1:])
+        path = build(force=force)
     except KernelBuildError as error:
         print(f"pagewire_kernels: {error}", file=sys.stderr)
         return 1

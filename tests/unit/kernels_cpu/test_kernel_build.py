@@ -84,3 +84,4 @@ def test_the_command_line_reports_failure(nothing_built: Path) -> None:
     )
     assert result.returncode == 1
     assert "no C++ compiler was found" in result.stderr
+    assert "Building the C++ kernels" in result.stdout  # what takes long is told before
