@@ -17,6 +17,7 @@ from pagewire_engine.models.errors import (
     ModelFileError,
     ModelNotFoundError,
     UnsupportedModelError,
+    building_from,
 )
 from pagewire_engine.models.gguf_config import (
     config_from_gguf,
@@ -43,6 +44,17 @@ _HUB_PATTERNS = [
     "additional_chat_templates/*",
 ]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+_LARGEST_SIZE = 2**31 - 1
+_MOST_LAYERS = 10_000
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -97,10 +109,16 @@ def resolve_model(config: EngineConfig) -> ModelFiles:
             "pagewire runs no code that comes with a model; leave it off and use a supported "
             f"architecture ({', '.join(ARCHITECTURES)})",
         )
-    path = Path(config.model).expanduser()
-    if path.is_file():
+    try:
+        path = Path(config.model).expanduser()
+        is_file, is_dir = path.is_file(), path.is_dir()
+    except (OSError, RuntimeError) as error:
+        raise ModelNotFoundError(
+            f"{config.model[:100]!r} is no path ({error})", field="model"
+        ) from error
+    if is_file:
         return _single_file(path)
-    if path.is_dir():
+    if is_dir:
         name = config.model if _HUB_NAME.fullmatch(config.model) else path.resolve().name
         return _in_folder(path, name, config.load_format)
     if not _HUB_NAME.fullmatch(config.model):
@@ -120,10 +138,16 @@ def load_description(files: ModelFiles, config: EngineConfig) -> ModelDescriptio
         UnsupportedModelError: the architecture or quantisation is not served here.
         InvalidArgumentError: max_model_len is above what the model can do.
     """
+    with building_from(str(files.gguf or files.path)):
+        return _describe(files, config)
+
+
+def _describe(files: ModelFiles, config: EngineConfig) -> ModelDescription:
     if files.gguf is not None:
         architecture, hf_config, eos_token_ids = _read_gguf(files.gguf)
     else:
         architecture, hf_config, eos_token_ids = _read_config(files.path)
+    _check_sizes(hf_config)
     generation = _read_json(files.path / "generation_config.json", required=False)
     if generation.get("eos_token_id") is not None:
         eos_token_ids = _as_ids(generation["eos_token_id"])
@@ -136,6 +160,15 @@ def load_description(files: ModelFiles, config: EngineConfig) -> ModelDescriptio
         max_model_len=_max_model_len(hf_config, config.max_model_len),
         vocab_size=vocab_size,
     )
+
+
+def _check_sizes(hf_config: Any) -> None:
+    """Before anything is made of them: absurd ones take the machine's memory first."""
+    most = dict.fromkeys(_SIZES, _LARGEST_SIZE) | {"num_hidden_layers": _MOST_LAYERS}
+    for name, limit in most.items():
+        value = getattr(hf_config, name, None)
+        if value is not None and not 1 <= value <= limit:
+            raise ValueError(f"{name} is {value}")
 
 
 def _single_file(path: Path) -> ModelFiles:
@@ -244,7 +277,7 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
         raise ModelFileError(
             f"{path.parent} has no {path.name}; download the model again", field="model"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(
             f"{path} can't be read ({error}); download it again", field="model"
         ) from error

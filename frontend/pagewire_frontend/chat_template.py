@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pagewire_frontend.chat_messages import prepare_messages
 from pagewire_frontend.compiled_template import compile_template
 from pagewire_frontend.control_tokens import ControlTokenGuard
 from pagewire_frontend.errors import ChatTemplateError
-from pagewire_frontend.tokenizer import Tokenizer
+from pagewire_frontend.tokenizer import Tokenizer, json_object
 
 Messages = list[dict[str, Any]]
 _DEFAULT, _TOOL_USE = "default", "tool_use"
@@ -62,6 +61,7 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: `override` does not parse.
+            FailedPreconditionError: a file is not what its name says.
         """
         if override is not None:
             compile_template(override)
@@ -235,8 +235,15 @@ def _by_name(entry: str | Sequence[Mapping[str, str]] | None) -> dict[str, str]:
         return {}
     if isinstance(entry, str):
         return {_DEFAULT: entry}
-    return {item["name"]: item["template"] for item in entry}
+    try:
+        return {str(item["name"]): str(item["template"]) for item in entry}
+    except (KeyError, TypeError):
+        raise FailedPreconditionError(
+            "the model's chat_template is neither a text nor a list of named templates; pass one "
+            "with --chat-template",
+            field="chat_template",
+        ) from None
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    return dict(json.loads(files[name])) if name in files else {}
+    return json_object(name, files[name]) if name in files else {}

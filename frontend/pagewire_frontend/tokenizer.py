@@ -66,7 +66,7 @@ class Tokenizer:
         config: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if name in files:
-                config |= _json_object(name, files[name])
+                config |= json_object(name, files[name])
         return cls(files["tokenizer.json"], config)
 
     @property
@@ -231,10 +231,11 @@ def _check_text(text: str) -> None:
         ) from None
 
 
-def _json_object(name: str, data: bytes) -> dict[str, Any]:
+def json_object(name: str, data: bytes) -> dict[str, Any]:
+    """One of the model's JSON files. Raises FailedPreconditionError where it is none."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FailedPreconditionError(f"the model's {name} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise FailedPreconditionError(f"the model's {name} holds no JSON object")

@@ -296,3 +296,24 @@ def test_a_template_that_refuses_the_messages_is_quoted() -> None:
 def test_variables_of_its_own_fields_are_refused_as_template_arguments() -> None:
     with pytest.raises(InvalidArgumentError, match="its own field"):
         chat().render(user("Hi"), chat_template_kwargs={"messages": []})
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("chat_template.json", b""),
+        ("chat_template.json", b"null"),
+        ("chat_template.json", b"[" * 100_000),
+        ("tokenizer_config.json", b'{"chat_template": 5}'),
+        ("tokenizer_config.json", b'{"chat_template": ["a"]}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"x": 1}]}'),
+    ],
+)
+def test_a_models_spoiled_template_files_are_named(name: str, data: bytes) -> None:
+    with pytest.raises(FailedPreconditionError, match=r"chat_template"):
+        ChatTemplate.from_files({name: data}, TOKENIZER)
+
+
+def test_half_of_a_surrogate_pair_from_a_template_is_its_error() -> None:
+    with pytest.raises(ChatTemplateError, match="surrogate"):
+        ChatTemplate({"default": '{{ "\\ud800" }}'}, TOKENIZER).render(user("Hi"))

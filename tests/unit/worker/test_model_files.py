@@ -178,6 +178,43 @@ def test_a_spoiled_folder_is_refused_with_a_remedy(
         _describe(folder)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": 5},
+        {"architectures": [5]},
+        {"quantization_config": "awq"},
+        {"num_hidden_layers": 2**62},
+        {"head_dim": -1},
+        {"max_position_embeddings": 0},
+        {"rope_scaling": {"rope_type": "linear", "factor": "x"}},
+    ],
+    ids=str,
+)
+def test_a_config_of_absurd_values_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    _edit(folder / "config.json", **changes)
+    with pytest.raises((ModelFileError, UnsupportedModelError)):
+        _describe(folder)
+
+
+@pytest.mark.parametrize("ids", ["x", ["x"], [[1]], {}])
+def test_absurd_end_tokens_are_refused(folder: Path, ids: Any) -> None:
+    _edit(folder / "generation_config.json", eos_token_id=ids)
+    with pytest.raises(ModelFileError):
+        _describe(folder)
+
+
+def test_json_nested_too_deep_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(ModelFileError):
+        _describe(folder)
+
+
+def test_a_name_longer_than_any_path_is_unknown() -> None:
+    with pytest.raises(ModelNotFoundError):
+        resolve_model(EngineConfig(model="a" * 5000))
+
+
 def test_dummy_weights_need_a_config_only(folder: Path) -> None:
     _no_weights(folder)
     assert _describe(folder, load_format="dummy").vocab_size == VOCAB_SIZE

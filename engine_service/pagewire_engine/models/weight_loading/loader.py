@@ -9,7 +9,7 @@ import torch
 
 from pagewire_engine.model_files import ModelDescription, ModelFiles
 from pagewire_engine.models.base import CausalLM, construction
-from pagewire_engine.models.errors import ModelFileError
+from pagewire_engine.models.errors import ModelFileError, building_from
 from pagewire_engine.models.layers import LMHead
 from pagewire_engine.models.registry import model_class
 from pagewire_engine.models.weight_loading.dummy_source import DummySource
@@ -52,7 +52,7 @@ def load_model(
         config.rope_frequency_divisors = gguf_source.rope_divisors()
     elif dummy_seed is None:
         source = SafetensorsSource(files.path)
-    with construction(dtype, device):
+    with building_from(str(files.gguf or files.path)), construction(dtype, device):
         model = model_class(description.architecture)(config, description.max_model_len)
     if source is None:
         source = DummySource(model.checkpoint_tensors(), dummy_seed or 0)

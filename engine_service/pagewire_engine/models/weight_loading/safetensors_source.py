@@ -111,7 +111,7 @@ def _shards(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _corrupt(index, f"it names no shards ({error})") from error
         paths = [folder / str(name) for name in names]
         missing = [path.name for path in paths if not path.is_file()]
@@ -139,7 +139,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise ModelFileError(f"{path} can't be read: {error}", field="model") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _corrupt(path, "its header is not JSON") from error
     if not isinstance(header, dict):
         raise _corrupt(path, "its header is not a JSON object")
