@@ -69,19 +69,18 @@ async def tokenize(serving: Serving, request: Request) -> Response:
     generation.check_model(body.model or "")
     tokenizer = generation.tokenizer
 
-    def encode() -> list[int]:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    def answer() -> Response:
+        token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        return json_response(
+            {
+                "count": len(token_ids),
+                "max_model_len": generation.model_info.max_model_len,
+                "tokens": token_ids,
+                "token_strs": [tokenizer.token_text(token_id) for token_id in token_ids],
+            }
+        )
 
-    is_long = len(body.prompt) > _LONG_TEXT
-    token_ids = await asyncio.to_thread(encode) if is_long else encode()
-    return json_response(
-        {
-            "count": len(token_ids),
-            "max_model_len": generation.model_info.max_model_len,
-            "tokens": token_ids,
-            "token_strs": [tokenizer.token_text(token_id) for token_id in token_ids],
-        }
-    )
+    return await asyncio.to_thread(answer) if len(body.prompt) > _LONG_TEXT else answer()
 
 
 async def detokenize(serving: Serving, request: Request) -> Response:
