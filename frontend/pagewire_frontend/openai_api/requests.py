@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -246,7 +246,11 @@ async def read_body(request: Request, body_class: type[BodyT]) -> BodyT:
     # Not a formality: browsers let any page post text/plain here, but not application/json.
     if media_type != "application/json":
         raise InvalidArgumentError("", "send the header `Content-Type: application/json`")
-    data = _parse_json(await request.body())
+    try:
+        content = await request.body()
+    except ClientDisconnect:
+        raise InvalidArgumentError("", "the client left in the middle of its body") from None
+    data = _parse_json(content)
     if not isinstance(data, dict):
         raise InvalidArgumentError("", "the body must be a JSON object")
     refuse_unsupported(data)

@@ -92,3 +92,28 @@ async def test_values_beyond_what_the_wire_or_the_search_takes_are_refused(
     response = await post("/v1/completions", {"prompt": "a", field: value})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
+
+
+async def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    messages = [
+        {"type": "http.request", "body": b'{"prompt"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    await APP(scope, receive, send)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
