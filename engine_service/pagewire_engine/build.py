@@ -70,7 +70,8 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     from pagewire_engine.model_files import load_description, resolve_model
 
     files = resolve_model(config)
-    report(f"loading {config.model} from {files.gguf or files.path}")
+    source = str(files.gguf or files.path)
+    report(f"loading {config.model}" + (f" from {source}" if source != config.model else ""))
     description = load_description(files, config)
     tokenizer_files = _tokenizer_files(config, files.path, files.gguf)
     executor = SingleProcessExecutor(config, files)

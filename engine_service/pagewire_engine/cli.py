@@ -54,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Late: `--help` must not wait for grpc and torch.
         from pagewire_engine.build import build_engine
-        from pagewire_engine.service import EngineServer
+        from pagewire_engine.service import EngineServer, check_addresses
 
+        check_addresses(config)
         built = build_engine(config, lambda line: print(line, file=sys.stderr, flush=True))
         server = EngineServer(built, config)
         port = server.start()

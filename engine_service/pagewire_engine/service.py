@@ -18,7 +18,7 @@ from pagewire_engine.errors import StartupError
 from pagewire_engine.grpc_errors import ErrorInterceptor
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.servicer import EngineServicer
-from pagewire_engine.stream_endpoint import LOOPBACK_NAMES, StreamEndpoint
+from pagewire_engine.stream_endpoint import LOOPBACK_NAMES, StreamEndpoint, check_endpoint
 from pagewire_engine.token_stream import LoopHealth, TokenStreams, new_epoch
 
 _logger = logging.getLogger(__name__)
@@ -140,6 +140,19 @@ class EngineServer:
         return LoopHealth(progress.step, progress.age_s, progress.busy)
 
 
+def check_addresses(config: EngineConfig) -> None:
+    """Finds out in a moment what would otherwise be found out after the model was loaded.
+
+    Raises:
+        StartupError: an address is malformed, taken, or not this machine's.
+    """
+    if config.stream_endpoint is not None:
+        check_endpoint(config.stream_endpoint)
+    host = "127.0.0.1" if config.host == "localhost" else _bracketed(config.host)
+    if not _can_bind(host, config.port):
+        raise _cannot_listen(host, config.port)
+
+
 def bind(server: grpc.Server, host: str, port: int) -> int:
     """Binds a gRPC server; a loopback name binds both loopbacks, since clients differ in which of
     them "localhost" means.
@@ -151,7 +164,7 @@ def bind(server: grpc.Server, host: str, port: int) -> int:
         StartupError: the address is taken or not ours.
     """
     if host not in LOOPBACK_NAMES:
-        return _add_port(server, f"[{host}]" if ":" in host and "[" not in host else host, port)
+        return _add_port(server, _bracketed(host), port)
     first, second = ("[::1]", "127.0.0.1") if host == "::1" else ("127.0.0.1", "[::1]")
     if port:
         bound = _add_port(server, first, port)
@@ -175,12 +188,23 @@ def _add_port(server: grpc.Server, host: str, port: int) -> int:
     except RuntimeError:
         bound = 0
     if not bound:
-        raise StartupError(
-            f"cannot listen on {host}:{port}: the port is taken or the address is not this "
-            "machine's; choose another with --port and --host",
-            field="port",
-        )
+        raise _cannot_listen(host, port)
     return bound
+
+
+def _bracketed(host: str) -> str:
+    """The host as addresses spell it; "*" is every address of the machine."""
+    if host == "*":
+        return "[::]" if _can_bind("[::]", 0) else "0.0.0.0"
+    return f"[{host}]" if ":" in host and "[" not in host else host
+
+
+def _cannot_listen(host: str, port: int) -> StartupError:
+    return StartupError(
+        f"cannot listen on {host}:{port}: the port is taken or the address is not this "
+        "machine's; choose another with --port and --host",
+        field="port",
+    )
 
 
 def _open(host: str) -> socket.socket:

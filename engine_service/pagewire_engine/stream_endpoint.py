@@ -57,13 +57,10 @@ class StreamEndpoint:
         Raises:
             StartupError: the endpoint is malformed or taken.
         """
+        if self._wanted is not None:
+            check_endpoint(self._wanted)
         endpoint = self._wanted or self._choose()
         scheme, _, rest = endpoint.partition("://")
-        if scheme not in ("ipc", "tcp") or not rest:
-            raise StartupError(
-                f"stream_endpoint must be ipc://PATH or tcp://HOST:PORT, not {endpoint!r}",
-                field="stream_endpoint",
-            )
         if scheme == "tcp":
             self._encrypt_beyond_loopback(socket, rest)
             socket.setsockopt(zmq.IPV6, int("[" in rest))
@@ -104,6 +101,15 @@ class StreamEndpoint:
         socket.curve_server = True
         socket.curve_secretkey = secret_key
         socket.curve_publickey = self.curve_public_key
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises StartupError for an endpoint that is not ipc or tcp."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme not in ("ipc", "tcp") or not rest:
+        raise StartupError(
+            f"must be ipc://PATH or tcp://HOST:PORT, not {endpoint!r}", field="stream_endpoint"
+        )
 
 
 def _sweep(parent: Path) -> None:

@@ -275,6 +275,34 @@ async def test_a_consumer_that_does_not_read_holds_up_nobody(reached: Reached) -
     assert late.turns < 400
 
 
+async def test_the_engine_forgets_every_stream_that_has_ended(engine: FakeEngine) -> None:
+    client = RemoteEngineClient(engine.target)
+    await client.start()
+
+    async def run(number: int) -> None:
+        stream = await client.submit(request(f"r{number}", n=2, max_tokens=20 + number))
+        if number % 3 == 0:
+            await stream.abort()
+        elif number % 3 == 1:
+            await stream.finish_sequence(0)
+        async for _ in stream:
+            pass
+
+    await asyncio.gather(*(run(number) for number in range(30)))
+    streams = engine.server._streams
+    # Sessions of earlier clients may keep some until they time out; this one is the newest.
+    session = list(streams._sessions.values())[-1]
+    await wait_until_async(
+        lambda: not any(stream.session is session for stream in streams._routes.values()),
+        "no request is routed any more",
+    )
+    await wait_until_async(
+        lambda: not session.streams and not session._owner and not session._pending,
+        "nothing is retained once it is acknowledged",
+    )
+    await client.close()
+
+
 async def test_a_start_without_an_engine_fails_after_the_window() -> None:
     client = RemoteEngineClient("127.0.0.1:1", failover_window_s=0.5)
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):

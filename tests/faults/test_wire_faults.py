@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.errors import InternalError, UnavailableError
+from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import Collected, WirePeer, collect, request, wait_until
 from tests.fakes.fake_engine import ROOT, FakeEngine, FakeEngineProcess, fake_config
@@ -100,6 +101,23 @@ async def test_streams_go_on_exactly_after_the_engine_stopped_on_purpose(
     assert_same(await asyncio.wait_for(running, 30), await undisturbed())
 
 
+async def test_a_draining_engine_hands_its_streams_to_its_successor(
+    engine: FakeEngineProcess, client: RemoteEngineClient
+) -> None:
+    running = asyncio.create_task(run_all(client))
+    await asyncio.sleep(0.4)
+    with WirePeer(engine.target) as operator:
+        drain = engine_pb2.DrainRequest(timeout_s=0.1)
+        drained = await asyncio.to_thread(operator.stub.Drain, drain, timeout=5)
+    assert drained.unfinished == len(PARAMS)
+    await asyncio.sleep(0.2)
+    assert not running.done()
+    engine.signal(signal.SIGTERM)
+    await asyncio.to_thread(engine.wait, 10)
+    await asyncio.to_thread(engine.start)
+    assert_same(await asyncio.wait_for(running, 30), await undisturbed())
+
+
 async def test_nothing_is_lost_while_the_engine_stands_still(
     engine: FakeEngineProcess, client: RemoteEngineClient
 ) -> None:
@@ -107,7 +125,7 @@ async def test_nothing_is_lost_while_the_engine_stands_still(
     await asyncio.sleep(0.4)
     engine.signal(signal.SIGSTOP)
     # Longer than the silence the client bears, so that it reconnects.
-    await asyncio.sleep(6.0)
+    await asyncio.sleep(5.5)
     engine.signal(signal.SIGCONT)
     assert_same(await asyncio.wait_for(running, 30), await undisturbed())
 
@@ -165,6 +183,7 @@ FRONTEND = """
 import asyncio, json, sys
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client.base import EngineRequest
+from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 
 async def main():

@@ -51,7 +51,9 @@ class EngineLink:
         self.control = ControlChannel(target)
         self.model_info: ModelInfo | None = None
         self._window_s = failover_window_s
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # The process's own, and never terminated: a client that was dropped without being closed
+        # would hang the collector in the termination of a context of its own.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._session: WireSession | None = None
         self._connected = asyncio.Event()
         self._lives: dict[LiveRequest, None] = {}
@@ -111,10 +113,10 @@ class EngineLink:
             tasks = [*self._tasks, *([self._supervisor] if self._supervisor else [])]
             for task in tasks:
                 task.cancel()
+            # Their sockets first: a descriptor must leave the event loop before it is closed.
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self._session is not None:
                 self._session.disconnect()
-            self._context.destroy(linger=0)
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self.control.close()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 
 from pagewire.errors import UnavailableError
@@ -42,9 +43,10 @@ class RemoteTokenStream:
         await _told(self._link.abandon(self._live))
 
     def __del__(self) -> None:
-        if not self._live.mailbox.ended and not self._loop.is_closed():
-            # The collector may run on any thread.
-            self._loop.call_soon_threadsafe(self._link.abandon, self._live)
+        if not self._live.mailbox.ended:
+            # The collector may run on any thread, and after the loop was closed.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._link.abandon, self._live)
 
 
 class RemoteEngineClient:
