@@ -97,9 +97,11 @@ class ModelDescription:
 def resolve_model(config: EngineConfig) -> ModelFiles:
     """Finds the model's files, downloading them from a hub if need be.
 
+    A tokenizer's are found in the same way, so weights need not be among them.
+
     Raises:
         ModelNotFoundError: nothing has this name.
-        ModelFileError: the folder holds no weights of the format asked for.
+        ModelFileError: the path is a file, but no GGUF.
         UnavailableError: the hub can't be reached.
         InvalidArgumentError: a setting that is refused.
     """
@@ -134,10 +136,12 @@ def load_description(files: ModelFiles, config: EngineConfig) -> ModelDescriptio
     """Reads config.json (or the GGUF's metadata) and generation_config.json.
 
     Raises:
-        ModelFileError: a file is missing or does not make sense.
+        ModelFileError: a file is missing or does not make sense, or there are no weights of the
+            format asked for.
         UnsupportedModelError: the architecture or quantisation is not served here.
         InvalidArgumentError: max_model_len is above what the model can do.
     """
+    _check_weights(files, config.load_format)
     with building_from(str(files.gguf or files.path)):
         return _describe(files, config)
 
@@ -181,30 +185,42 @@ def _single_file(path: Path) -> ModelFiles:
 
 
 def _in_folder(folder: Path, name: str, load_format: str) -> ModelFiles:
-    ggufs = sorted(folder.glob("*.gguf"))
-    has_safetensors = any(folder.glob("*.safetensors"))
-    if load_format == "dummy":
-        return ModelFiles(folder, None, name)
-    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
-        if len(ggufs) != 1:
-            found = ", ".join(path.name for path in ggufs) or "none"
-            raise ModelFileError(
-                f"{folder} must hold one .gguf file ({found} found); name the file itself",
-                field="model",
-            )
-        return ModelFiles(folder, ggufs[0], name)
-    if not has_safetensors:
+    ggufs = _ggufs_to_read(folder, load_format)
+    return ModelFiles(folder, ggufs[0] if len(ggufs) == 1 else None, name)
+
+
+def _ggufs_to_read(folder: Path, load_format: str) -> list[Path]:
+    if load_format == "gguf" or (load_format == "auto" and not any(folder.glob("*.safetensors"))):
+        return sorted(folder.glob("*.gguf"))
+    return []
+
+
+def _check_weights(files: ModelFiles, load_format: str) -> None:
+    folder = files.path
+    if files.gguf is not None or load_format == "dummy":
+        return
+    ggufs = _ggufs_to_read(folder, load_format)
+    if ggufs or load_format == "gguf":
+        found = ", ".join(path.name for path in ggufs) or "none"
+        raise ModelFileError(
+            f"{folder} must hold one .gguf file ({found} found); name the file itself",
+            field="model",
+        )
+    if not any(folder.glob("*.safetensors")):
         raise ModelFileError(_why_no_weights(folder), field="model")
-    return ModelFiles(folder, None, name)
 
 
 def _why_no_weights(folder: Path) -> str:
+    if any(folder.glob("*.gguf")):
+        return f"{folder} has no *.safetensors, but GGUF; leave out --load-format safetensors"
     pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES]
     if pickles:
         return (
             f"{folder} has only pickle weights ({pickles[0]}), which can run code when read and "
             "are refused; convert them: transformers' save_pretrained writes safetensors"
         )
+    if not (folder / "config.json").is_file():
+        return f"{folder} holds no model (neither config.json nor *.gguf); give a model's folder"
     return (
         f"{folder} has no weights (*.safetensors or *.gguf); download the model again, or use "
         "--load-format dummy for random weights"

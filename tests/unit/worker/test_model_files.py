@@ -23,6 +23,7 @@ from pagewire_engine.models.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
+from pagewire_engine.tokenizer_files import load_tokenizer_files
 from tests.fakes.tiny_gguf import write_tiny_gguf
 from tests.fakes.tiny_models import MAX_POSITIONS, VOCAB_SIZE, tiny_reference
 
@@ -97,7 +98,25 @@ def test_several_ggufs_in_a_folder_have_to_be_told_apart(tmp_path: Path) -> None
     for name in ("a", "b"):
         (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelFileError, match=r"a\.gguf, b\.gguf.*name the file"):
-        resolve_model(_config(tmp_path))
+        _describe(tmp_path)
+
+
+def test_a_folder_of_anything_else_is_told_from_a_model_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"holds no model.*config\.json"):
+        _describe(tmp_path)
+
+
+def test_safetensors_are_not_asked_of_a_gguf(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"leave out --load-format safetensors"):
+        _describe(tmp_path, load_format="safetensors")
+
+
+@pytest.mark.parametrize("load_format", ["auto", "safetensors", "gguf", "dummy"])
+def test_a_tokenizers_folder_needs_no_weights(folder: Path, load_format: str) -> None:
+    _no_weights(folder)
+    files = resolve_model(_config(folder, load_format=load_format))
+    assert "tokenizer.json" in load_tokenizer_files(files.path, files.gguf, mode="auto")
 
 
 def test_max_model_len_may_be_lowered_but_not_raised(folder: Path) -> None:
