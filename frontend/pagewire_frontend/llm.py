@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures.thread  # noqa: F401 (see `_open`: it must have registered first)
+import importlib.util
 import secrets
 import threading
 import weakref
@@ -69,6 +70,8 @@ class LLM:
         self, model: str, *, chat_template: str | None = None, **engine_settings: Any
     ) -> None:
         config = _engine_config(model, engine_settings)
+        if importlib.util.find_spec("torch") is None:
+            raise FailedPreconditionError("LLM needs torch: pip install 'pagewire[engine]'")
         # Imported here: it brings the engine and torch along.
         from pagewire_frontend.engine_client.in_process import InProcessEngineClient
 

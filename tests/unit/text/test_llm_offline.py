@@ -261,3 +261,14 @@ def test_a_script_that_forgets_to_shut_down_ends_quietly(tmp_path: Path) -> None
     )
     assert ended.stdout.split() == ["One", "closed"]
     assert ended.stderr == ""
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
+    )
+    with pytest.raises(FailedPreconditionError, match=r"pip install 'pagewire\[engine\]'"):
+        LLM(model="m")
