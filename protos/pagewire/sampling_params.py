@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Any
 
 from pagewire.errors import InvalidArgumentError
 
@@ -68,9 +68,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # Lists and single strings are what people pass; frozen fields are what the engine keeps.
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop_token_ids = _as_tuple("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise InvalidArgumentError("logit_bias", "must map token ids to numbers")
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         self._check()
 
@@ -147,7 +150,14 @@ _FLOAT_FIELDS = frozenset(
         "repetition_penalty",
     )
 )
+_BOOL_FIELDS = frozenset(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"))
 _OPTIONAL_FIELDS = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is not None and not isinstance(value, Iterable):
+        raise InvalidArgumentError(name, f"must be a list, not {value!r}")
+    return tuple(value or ())
 
 
 def _check_types(params: SamplingParams) -> None:
@@ -161,19 +171,22 @@ def _check_types(params: SamplingParams) -> None:
             not isinstance(value, (int, float)) or isinstance(value, bool)
         ):
             raise InvalidArgumentError(name, f"must be a number, not {value!r}")
+        if name in _BOOL_FIELDS and not isinstance(value, bool):
+            raise InvalidArgumentError(name, f"must be True or False, not {value!r}")
     if not all(isinstance(text, str) for text in params.stop):
         raise InvalidArgumentError("stop", "must be strings")
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in params.stop_token_ids):
         raise InvalidArgumentError("stop_token_ids", "must be whole numbers")
     for token_id, bias in params.logit_bias.items():
-        if not isinstance(token_id, int) or not isinstance(bias, (int, float)):
+        if type(token_id) is not int or not isinstance(bias, (int, float)):
             raise InvalidArgumentError("logit_bias", "must map token ids to numbers")
 
 
 def _check_range(
     name: str, value: float, low: float, high: float, *, low_open: bool = False
 ) -> None:
-    if math.isfinite(value) and low <= value <= high and not (low_open and value == low):
+    # NaN is in no range; a whole number of any length can be compared, but not turned into a float.
+    if low <= value <= high and not (low_open and value == low):
         return
     bracket = "(" if low_open else "["
     raise InvalidArgumentError(name, f"must be in {bracket}{low}, {high}], not {value}")

@@ -84,7 +84,14 @@ async def test_deep_nesting_is_refused(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("top_k", 2**31), ("stop", "a" * 1001), ("stop", ["b", "a" * 100_000])]
+    ("field", "value"),
+    [
+        ("top_k", 2**31),
+        ("top_k", 10**400),
+        ("n", 10**400),
+        ("stop", "a" * 1001),
+        ("stop", ["b", "a" * 100_000]),
+    ],
 )
 async def test_values_beyond_what_the_wire_or_the_search_takes_are_refused(
     field: str, value: Any
@@ -104,7 +111,7 @@ async def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
     }
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"type": "http.request", "body": b'{"prompt"', "more_body": True},
         {"type": "http.disconnect"},
     ]
