@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -17,13 +18,16 @@ from pagewire.settings import parse_settings
 # A thread that wants the interpreter waits this long for one that computes; Python's default of
 # 5 ms would let a wire thread hold up a whole step.
 SWITCH_INTERVAL_S = 0.001
+# Not 1 or 2: those say that it could not start, and starting it again would not help.
+DEAD_ENGINE_STATUS = 70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine until SIGINT or SIGTERM.
 
     Returns:
-        The exit status: 0 after a clean shutdown, 1 when it can't start.
+        The exit status: 0 after a clean shutdown, 1 when it can't start. An engine that died while
+        it served ends the process at once, with DEAD_ENGINE_STATUS.
     """
     config = parse_settings(
         EngineConfig,
@@ -76,8 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         flush=True,
     )
     # A plain wait() would not notice signals that arrive while another thread holds the lock.
-    while not stop.wait(1.0):
-        pass
+    while not stop.wait(0.5):
+        if server.died:
+            print("engine-service: the engine died; the log says why", file=sys.stderr, flush=True)
+            os._exit(DEAD_ENGINE_STATUS)
     print("engine-service: stopping", file=sys.stderr, flush=True)
     server.stop()
     return 0

@@ -218,9 +218,8 @@ class EngineLoop:
             return self._engine.take_outputs()
 
     def _give_up(self) -> None:
-        """The model's workers are gone, or the loop has a fault. From outside it looks like a step
-        that never ends, which turns health to NOT_SERVING and has the engine restarted; its
-        requests, told nothing, go on elsewhere."""
+        """The model's workers are gone, or the loop has a fault. Its requests, told nothing, go on
+        elsewhere; until `on_death` has ended the process, it looks like a step without end."""
         logger.critical("The engine can't go on and must be restarted.", exc_info=True)
         self._progress = (self._progress[0], time.monotonic(), True)
         with self._wake:

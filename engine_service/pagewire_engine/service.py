@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -51,7 +52,8 @@ class EngineServer:
     def __init__(self, built: BuiltEngine, config: EngineConfig) -> None:
         self._built = built
         self._config = config
-        self._loop = EngineLoop(built.engine, self._publish)
+        self._died = threading.Event()
+        self._loop = EngineLoop(built.engine, self._publish, on_death=self._died.set)
         self._streams = TokenStreams(
             StreamEndpoint(config.stream_endpoint, config.host),
             new_epoch(),
@@ -75,6 +77,12 @@ class EngineServer:
         reflection.enable_server_reflection(
             (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )
+
+    @property
+    def died(self) -> bool:
+        """Whether the engine's loop ended by a fault. Then its process must end without a goodbye:
+        only a death lets the frontends count who was in flight."""
+        return self._died.is_set()
 
     @property
     def epoch(self) -> int:

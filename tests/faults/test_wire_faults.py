@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pagewire.errors import InternalError, UnavailableError
 from pagewire.v1 import engine_pb2
+from pagewire_engine.cli import DEAD_ENGINE_STATUS
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import Collected, WirePeer, collect, request, wait_until
 from tests.fakes.fake_engine import ROOT, FakeEngine, FakeEngineProcess, fake_config
@@ -298,3 +299,44 @@ def test_a_stopped_engine_removes_its_socket_folder() -> None:
         folder = Path(engine.server.stream_endpoint.removeprefix("ipc://")).parent
         assert folder.exists()
     assert not folder.exists()
+
+
+ENGINE_WITHOUT_WORKERS = """
+import sys
+import pagewire_engine.build
+from pagewire.errors import UnavailableError
+from pagewire_engine.cli import main
+from tests.fakes.fake_engine import build_fake_engine
+
+def lose_the_worker(plan):
+    raise UnavailableError("the worker process died")
+
+pagewire_engine.build.build_engine = lambda config, report: build_fake_engine(
+    config, report, on_execute=lose_the_worker
+)
+sys.exit(main(["fake", "--port", sys.argv[1]]))
+"""
+
+
+async def test_an_engine_that_lost_its_workers_ends_its_process(
+    free_port: Callable[[], int],
+) -> None:
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ENGINE_WITHOUT_WORKERS, str(port)),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+    )
+    client = RemoteEngineClient(f"127.0.0.1:{port}", failover_window_s=20.0)
+    try:
+        await client.start()
+        stream = await client.submit(request("unlucky"))
+        _, stderr = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == DEAD_ENGINE_STATUS
+        assert b"the engine died" in stderr
+        await stream.abort()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await client.close()
