@@ -206,6 +206,12 @@ class LLM:
             params = self._generation.model_info.default_sampling_params
         if isinstance(params, SamplingParams):
             return [params] * count
+        if not isinstance(params, Sequence) or not all(
+            isinstance(one, SamplingParams) for one in params
+        ):
+            raise InvalidArgumentError(
+                "sampling_params", "must be SamplingParams, or a list of them"
+            )
         if len(params) != count:
             raise InvalidArgumentError(
                 "sampling_params",

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,12 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
 def test_a_list_of_parameters_of_another_length_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidArgumentError, match="3 sets of parameters for 2 prompts"):
         llm.generate(["a", "b"], [SamplingParams()] * 3)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, [5], 5])
+def test_parameters_of_another_type_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="must be SamplingParams"):
+        llm.generate(["a"], params)
 
 
 def test_max_tokens_defaults_to_16_for_generate_and_to_the_context_for_chat(
