@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagewire.config import EngineConfig
+from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.cpus import model_threads
 from pagewire_engine.engine import Engine
-from pagewire_engine.errors import StartupError
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.scheduler import SchedulerSettings
 from pagewire_engine.step import WorkerInfo
-
-_DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,6 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     Raises:
         PagewireError: the settings, the model or its files can't be served; the message says why.
     """
-    if config.trust_remote_code:
-        raise StartupError(
-            "pagewire runs no code that comes with a model; its own model classes serve the "
-            "architectures it knows",
-            field="trust_remote_code",
-        )
     limit_threads(config.num_threads)
     # Late: they load torch, which reads the thread counts once.
     from pagewire_engine.executor.single_process import SingleProcessExecutor
@@ -100,7 +92,7 @@ def assemble_engine(
     device = "cuda" if info.device.startswith("cuda") else "cpu"
     settings = SchedulerSettings(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or _DEFAULT_BATCHED_TOKENS[device],
+        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device],
         max_model_len=info.max_model_len,
         block_size=info.block_size,
         num_blocks=info.num_blocks,
@@ -113,14 +105,10 @@ def limit_threads(num_threads: int | None) -> None:
     """Sets the CPU threads of the model; before torch is imported, else it has its own way.
 
     Args:
-        num_threads: None leaves the environment's choice, or else the machine's cores.
+        num_threads: None leaves the environment's choice, or else the CPUs there are.
     """
-    if num_threads is None:
-        if "OMP_NUM_THREADS" in os.environ:
-            return
-        num_threads = len(os.sched_getaffinity(0))
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = str(num_threads)
+        os.environ[variable] = str(model_threads(num_threads))
 
 
 def _tokenizer_files(config: EngineConfig, path: Path, gguf: Path | None) -> Mapping[str, bytes]:

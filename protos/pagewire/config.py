@@ -6,6 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# What one step computes at most, unless told otherwise, by kind of device.
+DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
+
 
 class EngineConfig(BaseModel):
     """Settings of `engine-service`. Field names in kebab-case are its flags."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 
 import torch
 
-from pagewire.config import EngineConfig
+from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.cpus import model_threads
 from pagewire_engine.model_files import ModelDescription, ModelFiles, load_description
 from pagewire_engine.models.rotary import head_dim_of
 from pagewire_engine.models.weight_loading import load_model
@@ -34,7 +34,6 @@ from pagewire_kernels.dense import load_dense_backend
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_CUDA_BATCHED_TOKENS = 8192
 
 
 class Worker:
@@ -49,7 +48,7 @@ class Worker:
         self._config = config
         self._device = _device(config.device)
         if self._device.type == "cpu":
-            torch.set_num_threads(config.num_threads or _default_threads())
+            torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
         self._dtype = _dtype(config.dtype, self._description, self._device)
         head_dim = head_dim_of(self._description.hf_config)
@@ -156,7 +155,7 @@ class Worker:
     def _free_after_largest_step(self) -> int:
         """Bytes of gpu_memory_utilization that the weights and the largest step leave."""
         config, device = self._config, self._device
-        num_tokens = config.max_num_batched_tokens or _CUDA_BATCHED_TOKENS
+        num_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"]
         plan = largest_step(
             num_tokens, config.max_num_seqs, self._description.max_model_len, config.block_size
         )
@@ -194,12 +193,6 @@ def largest_step(
             ScheduledSequence(sequence_id, 0, length, 0, blocks, sample_for=(sequence_id,))
         )
     return StepPlan(step=0, new_sequences=new, scheduled=scheduled)
-
-
-def _default_threads() -> int:
-    """The cores this process may run on, or what OMP_NUM_THREADS says."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))
 
 
 def _device(name: str) -> torch.device:
