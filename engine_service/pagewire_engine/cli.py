@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from types import FrameType
 
 from pagewire.config import EngineConfig
 from pagewire.errors import PagewireError
-from pagewire.settings import parse_settings
+from pagewire.settings import describe_failure, parse_settings
 
 # A thread that wants the interpreter waits this long for one that computes; Python's default of
 # 5 ms would let a wire thread hold up a whole step.
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Serves one model to pagewire frontends: token ids in, token ids out.",
         positional=("model",),
     )
+    if importlib.util.find_spec("torch") is None:
+        return _fail("the engine needs torch: pip install 'pagewire[engine]'")
     logging.basicConfig(
         level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -66,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         port = server.start()
         loaded = True
     except PagewireError as error:
-        print(f"engine-service: {error}", file=sys.stderr, flush=True)
-        return 1
+        return _fail(describe_failure(error, EngineConfig))
     except KeyboardInterrupt:
         print("engine-service: stopped while starting", file=sys.stderr, flush=True)
         return 0
@@ -87,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("engine-service: stopping", file=sys.stderr, flush=True)
     server.stop()
     return 0
+
+
+def _fail(message: str) -> int:
+    print(f"engine-service: error: {message}", file=sys.stderr, flush=True)
+    return 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from pagewire.errors import PagewireError
-from pagewire.settings import SettingsError, parse_settings
+from pagewire.settings import SettingsError, describe_failure, parse_settings
 from pagewire_frontend.config import FrontendConfig
 
 _PROG = "pagewire-frontend"
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config))
     except (OSError, SettingsError, PagewireError) as error:
-        print(f"{_PROG}: error: {error}", file=sys.stderr)
+        print(f"{_PROG}: error: {describe_failure(error, FrontendConfig)}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

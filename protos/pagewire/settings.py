@@ -30,6 +30,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from pagewire import __version__
+from pagewire.errors import PagewireError
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
@@ -107,6 +108,13 @@ def check_host_port(value: str) -> str:
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) <= 65535:
         raise ValueError("must be HOST:PORT, such as 127.0.0.1:50061")
     return value
+
+
+def describe_failure(error: Exception, config_class: type[BaseModel]) -> str:
+    """What a program that can't start says: the flag at fault, where one is, and the message."""
+    if isinstance(error, PagewireError) and error.field in config_class.model_fields:
+        return f"{flag_name(error.field)}: {error.message}"
+    return str(error)
 
 
 def port_trouble(flag: str, port: int, error: OSError) -> str:

@@ -143,7 +143,7 @@ def test_a_template_that_does_not_parse_is_an_error_at_start(
         flags = (f"--engine={engine.target}", "--chat-template={% for %}")
         status, errors = start_in_this_process(capsys, *flags)
     assert status == 1
-    assert "pagewire-frontend: error: chat_template" in errors
+    assert "pagewire-frontend: error: --chat-template: " in errors
 
 
 @pytest.mark.parametrize(

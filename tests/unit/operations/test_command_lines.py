@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,4 +62,17 @@ def test_a_folder_that_proto_files_can_not_go_to_is_named(
     error = error_of(capsys, pagewire, "protos", f"--out={tmp_path / 'file'}")
     assert error == (
         f"pagewire protos: error: --out: can't write to {tmp_path / 'file'}: Not a directory"
+    )
+
+
+def test_an_engine_without_torch_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
+    )
+    assert engine_service(["m"]) == 1
+    assert capsys.readouterr().err == (
+        "engine-service: error: the engine needs torch: pip install 'pagewire[engine]'\n"
     )

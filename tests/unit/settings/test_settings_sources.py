@@ -11,9 +11,11 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from pagewire.errors import InvalidArgumentError
 from pagewire.settings import (
     FlagGroup,
     check_host_port,
+    describe_failure,
     parse_settings,
     secrets_to_environment,
     settings_to_argv,
@@ -165,6 +167,13 @@ def test_a_wrong_variable_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_service_link_of_kubernetes_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
     error = error_of(capsys, "m", PAGEWIRE_MAX_MODEL_LEN="tcp://10.0.0.1:80")
     assert "enableServiceLinks: false" in error
+
+
+def test_a_failure_to_start_names_the_flag_of_the_setting_at_fault() -> None:
+    failure = InvalidArgumentError("max_model_len", "too long")
+    assert describe_failure(failure, Settings) == "--max-model-len: too long"
+    assert describe_failure(InvalidArgumentError("other", "odd"), Settings) == "other: odd"
+    assert describe_failure(OSError("no disk"), Settings) == "no disk"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:50061", "engine:1", "[::1]:65535"])
