@@ -79,8 +79,12 @@ class EngineConfig(BaseModel):
     trust_remote_code: bool = Field(
         default=False, description="Refused: pagewire runs no code that comes with a model."
     )
-    host: str = Field(default="127.0.0.1", description="Address of the control API.")
-    port: int = Field(default=50061, ge=0, le=65535, description="Its port; 0: a free one.")
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on; localhost: both loopbacks, 127.0.0.1 and ::1; "
+        "*: every address of the machine.",
+    )
+    port: int = Field(default=50061, ge=0, le=65535, description="Port of the control API; 0: a free one.")
     stream_endpoint: str | None = Field(
         default=None,
         description="ZeroMQ endpoint of the delta wire. Default: ipc on loopback, else tcp.",
