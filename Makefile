@@ -1,12 +1,14 @@
 # Everyday commands. `make serve` and `make test` work on a fresh machine with Python 3.11 to 3.13.
 #
-#   PYTHON    the Python that .venv is made with
-#   ARGS      passed on: make serve ARGS="--model DIR --http-port 9000", make test ARGS="-k stop"
-#   PIP_ARGS  passed to pip: an index of CPU builds of torch, a mirror
-PYTHON   ?= python3
-VENV     ?= .venv
-ARGS     ?=
-PIP_ARGS ?=
+#   PYTHON     the Python that .venv is made with
+#   ARGS       passed on: make serve ARGS="--model DIR --http-port 9000", make test ARGS="-k stop"
+#   WIRE_ARGS  passed to the second half of make bench, tests/bench/wire.py; ARGS to the first
+#   PIP_ARGS   passed to pip: an index of CPU builds of torch, a mirror
+PYTHON    ?= python3
+VENV      ?= .venv
+ARGS      ?=
+WIRE_ARGS ?=
+PIP_ARGS  ?=
 
 BIN         := $(VENV)/bin
 BUF_VERSION := 1.75.0
@@ -53,7 +55,7 @@ docs: dev ## Write the README's table of flags from the settings.
 
 bench: dev ## Measure throughput and the wires on this machine.
 	$(BIN)/python tests/bench/throughput.py $(ARGS)
-	$(BIN)/python tests/bench/wire.py $(ARGS)
+	$(BIN)/python tests/bench/wire.py $(WIRE_ARGS)
 
 wheel: dev ## Build dist/pagewire-*.whl.
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
