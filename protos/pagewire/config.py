@@ -84,7 +84,9 @@ class EngineConfig(BaseModel):
         description="Address to listen on; localhost: both loopbacks, 127.0.0.1 and ::1; "
         "*: every address of the machine.",
     )
-    port: int = Field(default=50061, ge=0, le=65535, description="Port of the control API; 0: a free one.")
+    port: int = Field(
+        default=50061, ge=0, le=65535, description="Port of the control API; 0: a free one."
+    )
     stream_endpoint: str | None = Field(
         default=None,
         description="ZeroMQ endpoint of the delta wire. Default: ipc on loopback, else tcp.",

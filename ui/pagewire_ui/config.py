@@ -22,7 +22,9 @@ class UiConfig(BaseModel):
         description="Address to listen on; localhost: both loopbacks, 127.0.0.1 and ::1; "
         "*: every address of the machine.",
     )
-    port: int = Field(default=7860, ge=0, le=65535, description="Port of the chat page; 0: a free one.")
+    port: int = Field(
+        default=7860, ge=0, le=65535, description="Port of the chat page; 0: a free one."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages to log; debug: each HTTP request too."
     )
