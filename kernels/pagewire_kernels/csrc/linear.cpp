@@ -6,6 +6,7 @@
 // bits alone, in a batch and in a prefill chunk of any length.
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "vec.h"
@@ -18,6 +19,7 @@ constexpr int kPanel = 2 * W;                   // outputs (rows of the weight) 
 constexpr int kRows = kWidth == 16 ? 12 : 6;    // tokens whose sums fit the registers
 constexpr int64_t kTokensAtOnce = 96;           // their inputs stay in the second-level cache
 constexpr int64_t kTokensToPack = 64;           // from here on it pays to reorder the inputs too
+constexpr int64_t kPiecesPerThread = 6;
 constexpr int64_t kParallelFlops = 1 << 20;     // below it a second thread costs more than it saves
 
 struct Linear {
@@ -95,30 +97,62 @@ void pack_inputs(const Linear& l, int64_t start, Parts parts, float* packed) {
   }
 }
 
-void multiply_panels(const Linear& l, int64_t first_panel, int64_t last_panel) {
-  static thread_local std::vector<float> packed;
-  for (int64_t start = 0; start < l.num_tokens; start += kTokensAtOnce) {
-    const Parts parts{std::min(kTokensAtOnce, l.num_tokens - start)};
-    const bool pack = parts.tokens >= kTokensToPack;
-    if (pack) {
-      packed.resize(parts.count() * l.depth * kRows);
-      pack_inputs(l, start, parts, packed.data());
-    }
-    for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-      for (int64_t part = 0; part < parts.count(); ++part) {
-        const int64_t token = start + parts.begin(part);
-        const int64_t rows = parts.begin(part + 1) - parts.begin(part);
-        if (pack) {
-          const Inputs<true> inputs{packed.data() + part * l.depth * kRows, 0};
-          multiply_rows<kRows, true>(l, inputs, rows, token, panel);
-        } else {
-          const Inputs<false> inputs{l.input + token * l.input_stride, l.input_stride};
-          multiply_rows<kRows, false>(l, inputs, rows, token, panel);
-        }
+// Some tokens by some panels.
+struct Piece {
+  int64_t first_token, num_tokens, first_panel, last_panel;
+};
+
+void multiply_piece(const Linear& l, const Piece& piece, const float* packed) {
+  const Parts parts{piece.num_tokens};
+  for (int64_t panel = piece.first_panel; panel < piece.last_panel; ++panel) {
+    for (int64_t part = 0; part < parts.count(); ++part) {
+      const int64_t token = piece.first_token + parts.begin(part);
+      const int64_t rows = parts.begin(part + 1) - parts.begin(part);
+      if (packed) {
+        const Inputs<true> inputs{packed + part * l.depth * kRows, 0};
+        multiply_rows<kRows, true>(l, inputs, rows, token, panel);
+      } else {
+        const Inputs<false> inputs{l.input + token * l.input_stride, l.input_stride};
+        multiply_rows<kRows, false>(l, inputs, rows, token, panel);
       }
     }
   }
 }
+
+// The pieces of a product, which threads take one by one: a thread that the machine holds up
+// (the frontend shares the cores) does not hold up the work of the others.
+class Pieces {
+ public:
+  Pieces(const Linear& l, int64_t panels, int64_t threads)
+      : linear_(l),
+        panels_(panels),
+        columns_(std::min(panels, threads == 1 ? 1 : kPiecesPerThread * threads)),
+        blocks_((l.num_tokens + kTokensAtOnce - 1) / kTokensAtOnce) {}
+
+  void work() {
+    static thread_local std::vector<float> packed;
+    int64_t packed_block = -1;
+    for (int64_t i; (i = next_.fetch_add(1)) < blocks_ * columns_;) {
+      const int64_t block = i / columns_, column = i % columns_;
+      const Piece piece{block * kTokensAtOnce,
+                        std::min(kTokensAtOnce, linear_.num_tokens - block * kTokensAtOnce),
+                        panels_ * column / columns_, panels_ * (column + 1) / columns_};
+      const bool pack = piece.num_tokens >= kTokensToPack;
+      if (pack && packed_block != block) {
+        const Parts parts{piece.num_tokens};
+        packed.resize(parts.count() * linear_.depth * kRows);
+        pack_inputs(linear_, piece.first_token, parts, packed.data());
+        packed_block = block;
+      }
+      multiply_piece(linear_, piece, pack ? packed.data() : nullptr);
+    }
+  }
+
+ private:
+  const Linear& linear_;
+  int64_t panels_, columns_, blocks_;
+  std::atomic<int64_t> next_{0};
+};
 
 int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
@@ -165,9 +199,8 @@ void pagewire_linear(const float* input, const float* panels, const float* bias,
   const int64_t count = num_panels(outputs);
   const bool small = 2 * num_tokens * outputs * depth < kParallelFlops;
   const int threads = static_cast<int>(small ? 1 : std::min(num_threads, count));
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int part = 0; part < threads; ++part) {
-    multiply_panels(linear, count * part / threads, count * (part + 1) / threads);
-  }
+  Pieces pieces(linear, count, threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  pieces.work();
 }
 }

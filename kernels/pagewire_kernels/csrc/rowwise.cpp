@@ -10,7 +10,8 @@ namespace pagewire {
 namespace {
 
 constexpr int W = kWidth;
-constexpr int64_t kParallelElements = 1 << 16;
+// Below it a second thread saves less than waiting for it may cost.
+constexpr int64_t kParallelElements = 1 << 19;
 
 template <typename Row>
 void for_rows(int64_t rows, int64_t size, int64_t num_threads, Row row) {
