@@ -165,16 +165,16 @@ def run_paced(
     with program("-m", "tests.bench.paced_engine", *flat, cores=others, until="ready") as engine:
         with frontend(port, frontend_core) as serving:
             prompts = [[number] for number in range(streams)]
-            used = serving.cpu_s()
+            before = serving.cpu_s(), engine.cpu_s()
             _, arrivals = ask("grpc", serving, prompts, max_tokens, others)
-            used = serving.cpu_s() - used
+            used = serving.cpu_s() - before[0], engine.cpu_s() - before[1]
         engine.end_input()
         emitted = {int(number): times for number, times in json.loads(engine.line()).items()}
     return paced_result(arrivals, emitted, used) | {"offered_tok_s": tokens_per_s}
 
 
 def paced_result(
-    arrivals: list[Arrivals], emitted: dict[int, list[float]], frontend_cpu_s: float
+    arrivals: list[Arrivals], emitted: dict[int, list[float]], cpu_s: tuple[float, float]
 ) -> dict[str, Any]:
     """Checks every token, and sums up."""
     latencies: list[float] = []
@@ -202,10 +202,12 @@ def paced_result(
         ),
         "tokens_per_message_mean": round(statistics.fmean(sizes), 3),
         "tokens_per_message_max": max(sizes),
+        "messages_over_2_tokens": round(sum(size > 2 for size in sizes) / len(sizes), 4),
         "latency_ms_p50": round(1e3 * latencies[len(latencies) // 2], 2),
         "latency_ms_p99": round(1e3 * latencies[len(latencies) * 99 // 100], 2),
         "latency_ms_max": round(1e3 * latencies[-1], 2),
-        "frontend_core_busy": round(frontend_cpu_s / (last - first), 2),
+        "frontend_core_busy": round(cpu_s[0] / (last - first), 2),
+        "engine_core_busy": round(cpu_s[1] / (last - first), 2),
     }
 
 

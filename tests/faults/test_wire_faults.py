@@ -230,17 +230,17 @@ def test_nothing_is_lost_while_the_frontend_stands_still(wire: str) -> None:
     with (
         FakeEngine(fake_config(stream_endpoint=endpoint), step_time_s=0.001) as engine,
         WirePeer(engine.target) as peer,
-        frontend_process(engine.target, 2500) as frontend,
+        frontend_process(engine.target, 2000) as frontend,
     ):
         assert frontend.stdout is not None
-        for _ in range(2):
-            time.sleep(0.3)
-            frontend.send_signal(signal.SIGSTOP)
-            time.sleep(2.5)
-            frontend.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        frontend.send_signal(signal.SIGSTOP)
+        # Overdue twice: frames were sent again into a connection that nobody reads.
+        time.sleep(3.2)
+        frontend.send_signal(signal.SIGCONT)
         tokens = json.loads(frontend.stdout.readline())
         frontend.wait(10)
-        assert len(tokens) == 2500
+        assert len(tokens) == 2000
         wait_until(lambda: peer.stats().num_free_blocks == peer.stats().num_blocks, "free blocks")
 
 
