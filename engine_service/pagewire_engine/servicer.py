@@ -74,14 +74,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         if request.HasField("session_id") != request.HasField("secret"):
             raise InvalidArgumentError("secret", "set both session_id and secret, or neither")
         streams = self._streams
-        session, resumed = streams.attach(request.session_id, request.secret)
+        session, resumed = streams.sessions.attach(request.session_id, request.secret)
         response = engine_pb2.AttachResponse(
             session_id=session.session_id,
             secret=session.secret,
             epoch=streams.epoch,
             stream_endpoint=streams.endpoint.advertised,
             heartbeat_interval_ms=int(streams.heartbeat_interval_s * 1000),
-            session_timeout_ms=int(streams.session_timeout_s * 1000),
+            session_timeout_ms=int(streams.sessions.session_timeout_s * 1000),
             resumed=resumed,
         )
         if streams.endpoint.curve_public_key is not None:
@@ -112,7 +112,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             if not context.is_active():
                 # Cancelled: the Abort that followed may have been handled already.
                 raise CancelledError("the call was cancelled")
-            stream, new = self._streams.open_stream(
+            stream, new = self._streams.sessions.open_stream(
                 request.session_id,
                 request.stream,
                 request.request_id,
@@ -123,7 +123,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
                 try:
                     self._loop.submit(replace(submission, request_id=stream.engine_id))
                 except BaseException:
-                    self._streams.withdraw(stream)
+                    self._streams.sessions.withdraw(stream)
                     raise
                 if not stream.live:
                     # The session timed out in between.
@@ -137,14 +137,14 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         if reason is None:
             raise InvalidArgumentError("reason", "must be STOP or ABORT")
         with self._submit_lock:
-            stream = self._streams.find(request.session_id, request.request_id)
+            stream = self._streams.sessions.find(request.session_id, request.request_id)
             if stream is None:
                 return engine_pb2.AbortResponse()
             if request.HasField("sequence"):
                 if request.sequence in stream.logs:
                     self._loop.abort(stream.engine_id, request.sequence, reason)
             else:
-                self._streams.release_id(stream)
+                self._streams.sessions.release_id(stream)
                 self._loop.abort(stream.engine_id, None, reason)
         return engine_pb2.AbortResponse()
 
@@ -239,7 +239,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     def _stats(self) -> engine_pb2.GetStatsResponse:
         return engine_pb2.GetStatsResponse(
             epoch=self._streams.epoch,
-            num_sessions=self._streams.num_sessions,
+            num_sessions=len(self._streams.sessions),
             **asdict(self._loop.stats()),
         )
 

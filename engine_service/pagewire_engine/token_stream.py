@@ -1,44 +1,33 @@
 """The delta wire's engine end: one thread owns the ROUTER socket.
 
-The loop's thread only appends to the outbox and wakes this one. gRPC threads change sessions under
-the lock, which is never held across a wait.
+The loop's thread only appends to the outbox and wakes this one. gRPC threads change sessions in the
+table, under its lock.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
 
-from pagewire.errors import (
-    AlreadyExistsError,
-    FailedPreconditionError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    PagewireError,
-    ResourceExhaustedError,
-)
+from pagewire.errors import PagewireError
 from pagewire.v1 import token_deltas_pb2
-from pagewire_engine.errors import UnauthenticatedError
 from pagewire_engine.limited_log import LimitedLog
 from pagewire_engine.outputs import StepOutputs
-from pagewire_engine.sessions import Session, Stream
+from pagewire_engine.session_table import SessionTable, has_secret
 from pagewire_engine.stream_endpoint import StreamEndpoint
 
 _logger = logging.getLogger(__name__)
 _strangers = LimitedLog(_logger)
 
 HEARTBEAT_INTERVAL_S = 1.0
-MAX_SESSIONS = 1024
 _RETRY_SEND_S = 0.05
 _BUSY_POLL_MS = 50
 # A turn comes at least twice a second; a longer gap means that this process was stopped.
@@ -57,7 +46,7 @@ class LoopHealth:
 
 
 class TokenStreams:
-    """Sessions, their streams, and the socket that carries them.
+    """The socket that carries every session's streams.
 
     Args:
         endpoint: where to bind.
@@ -66,6 +55,9 @@ class TokenStreams:
         health: the loop's progress; any thread.
         session_timeout_s: a session silent for longer is dead.
         heartbeat_interval_s: between heartbeats.
+
+    Attributes:
+        sessions: who is attached, and what they run.
     """
 
     def __init__(
@@ -80,15 +72,9 @@ class TokenStreams:
     ) -> None:
         self.endpoint = endpoint
         self.epoch = epoch
-        self.session_timeout_s = session_timeout_s
+        self.sessions = SessionTable(epoch, session_timeout_s, abort)
         self.heartbeat_interval_s = heartbeat_interval_s
-        self._abort = abort
         self._health = health
-        self._lock = threading.Lock()
-        self._sessions: dict[str, Session] = {}
-        self._by_identity: dict[bytes, Session] = {}
-        self._routes: dict[str, Stream] = {}
-        self._live: dict[str, Stream] = {}
         self._outbox: deque[StepOutputs] = deque()
         self._step = 0
         self._wake_reader, self._wake_writer = sockets.socketpair()
@@ -123,107 +109,13 @@ class TokenStreams:
         if self._asleep:
             self._wake()
 
-    @property
-    def num_sessions(self) -> int:
-        """Sessions that are attached."""
-        return len(self._sessions)
-
-    def attach(self, session_id: str, secret: str) -> tuple[Session, bool]:
-        """A new session, or the one asked for if it is still known.
-
-        Returns:
-            The session, and whether it was taken over.
-
-        Raises:
-            UnauthenticatedError: the secret is not the session's.
-            ResourceExhaustedError: too many sessions.
-        """
-        now = time.monotonic()
-        with self._lock:
-            session = self._sessions.get(session_id) if session_id else None
-            if session is not None:
-                if not secrets.compare_digest(session.secret.encode(), secret.encode()):
-                    raise UnauthenticatedError("this is not the session's secret", field="secret")
-                session.last_heard = now
-                return session, True
-            if len(self._sessions) >= MAX_SESSIONS:
-                raise ResourceExhaustedError(
-                    f"{MAX_SESSIONS} frontends are attached",
-                    retry_after_s=self.session_timeout_s,
-                )
-            session = Session(secrets.token_hex(16), secrets.token_hex(32), self.epoch, now)
-            self._sessions[session.session_id] = session
-        _logger.info("session %s attached", session.session_id[:12])
-        return session, False
-
-    def open_stream(
-        self,
-        session_id: str,
-        number: int,
-        request_id: str,
-        produced: Mapping[int, int],
-        seed: int,
-    ) -> tuple[Stream, bool]:
-        """Registers a stream before its request goes to the loop.
-
-        Returns:
-            The stream, and whether it is new (False: the same Submit came again).
+    def resume(self, session_id: str) -> None:
+        """Sends a session again what was not acknowledged.
 
         Raises:
             NotFoundError: no such session.
-            FailedPreconditionError: the session's Hello has not come.
-            AlreadyExistsError: a live request has this id.
-            InvalidArgumentError: the stream number was used before.
         """
-        with self._lock:
-            session = self._session(session_id)
-            session.last_heard = time.monotonic()
-            if session.identity is None:
-                raise FailedPreconditionError(
-                    "say Hello on the delta wire, and wait for its answer, before Submit",
-                    field="session_id",
-                )
-            known = session.streams.get(number)
-            if known is not None and known.request_id == request_id:
-                return known, False
-            live = self._live.get(request_id)
-            if live is not None and live.live:
-                raise AlreadyExistsError(
-                    f"a live request has the id {request_id!r}", field="request_id"
-                )
-            if not session.use_number(number):
-                raise InvalidArgumentError("stream", f"{number} was used before in this session")
-            stream = session.open_stream(number, request_id, produced, seed)
-            self._live[request_id] = stream
-            self._routes[stream.engine_id] = stream
-            return stream, True
-
-    def withdraw(self, stream: Stream) -> None:
-        """The loop did not take the request: nothing will come."""
-        with self._lock:
-            self._end(stream)
-            stream.session.drop_stream(stream)
-
-    def find(self, session_id: str, request_id: str) -> Stream | None:
-        """The session's live stream of a request."""
-        with self._lock:
-            session = self._session(session_id)
-            session.last_heard = time.monotonic()
-            stream = self._live.get(request_id)
-            return stream if stream is not None and stream.session is session else None
-
-    def release_id(self, stream: Stream) -> None:
-        """The request was told to end: its id may be used again; what it still says is kept."""
-        with self._lock:
-            if self._live.get(stream.request_id) is stream:
-                del self._live[stream.request_id]
-
-    def resume(self, session_id: str) -> None:
-        """Rewinds a session's streams to what was acknowledged."""
-        with self._lock:
-            session = self._session(session_id)
-            session.last_heard = time.monotonic()
-            session.rewind()
+        self.sessions.rewind(session_id)
         self._wake()
 
     # -- the I/O thread --------------------------------------------------------------------------
@@ -242,11 +134,9 @@ class TokenStreams:
             self._drain_wakes()
             now = time.monotonic()
             try:
-                with self._lock:
+                with self.sessions.lock:
                     if now - last_turn > _PAUSE_S:
-                        # The frontends' silence is our own.
-                        for session in self._sessions.values():
-                            session.last_heard += now - last_turn
+                        self.sessions.forgive(now - last_turn)
                     last_turn = now
                     self._receive(now)
                     self._route_outbox()
@@ -254,7 +144,7 @@ class TokenStreams:
                     if now >= next_heartbeat:
                         next_heartbeat = now + self.heartbeat_interval_s
                         self._send_heartbeats()
-                        self._bury_the_silent(now)
+                        self.sessions.bury_the_silent(now)
                     timeout_ms = self._sleep_ms(now, next_heartbeat)
             except Exception:
                 # Streams of every frontend hang on this thread; none may take it down.
@@ -276,7 +166,7 @@ class TokenStreams:
             pass
 
     def _sleep_ms(self, now: float, next_heartbeat: float) -> int:
-        if any(s.num_unacknowledged or s.can_send(now) for s in self._sessions.values()):
+        if any(s.num_unacknowledged or s.can_send(now) for s in self.sessions.all()):
             return _BUSY_POLL_MS
         return max(1, min(int((next_heartbeat - now) * 1000), 500))
 
@@ -314,26 +204,22 @@ class TokenStreams:
             self._take_ack(parts[0], frame.ack, now)
 
     def _greet(self, identity: bytes, hello: token_deltas_pb2.Hello, now: float) -> None:
-        session = self._sessions.get(hello.session_id)
+        session = self.sessions.by_id(hello.session_id)
         if session is None or hello.epoch != self.epoch:
             self._send_goodbye(identity, hello.session_id, "no such session: attach again")
             return
-        if not secrets.compare_digest(session.secret.encode(), hello.secret.encode()):
+        if not has_secret(session, hello.secret):
             _strangers.warning("a Hello had the wrong secret")
             self._send_goodbye(identity, hello.session_id, "wrong secret")
             return
-        if session.identity is not None and session.identity != identity:
-            self._by_identity.pop(session.identity, None)
-            _logger.info("session %s reconnected", session.session_id[:12])
-        session.connect(identity, now)
-        self._by_identity[identity] = session
+        self.sessions.connect(session, identity, now)
         reply = token_deltas_pb2.EngineFrame()
         reply.hello_reply.session_id = session.session_id
         reply.hello_reply.epoch = self.epoch
         self._send(identity, reply.SerializeToString())
 
     def _take_ack(self, identity: bytes, ack: token_deltas_pb2.Ack, now: float) -> None:
-        session = self._by_identity.get(identity)
+        session = self.sessions.by_identity(identity)
         if session is None or ack.epoch != self.epoch:
             self._send_goodbye(identity, "", "no such session: attach again")
             return
@@ -345,35 +231,10 @@ class TokenStreams:
         while self._outbox:
             outputs = self._outbox.popleft()
             self._step = outputs.step
-            routes = self._routes
-            for output in outputs.sequences:
-                stream = routes.get(output.request_id)
-                if stream is None:
-                    continue
-                try:
-                    if stream.session.record(stream, output):
-                        self._end(stream)
-                except Exception as error:
-                    self._fail_broken(stream, error)
-            for prompt in outputs.prompt_logprobs:
-                stream = routes.get(prompt.request_id)
-                if stream is not None:
-                    stream.session.record_prompt(stream, prompt)
-            for failure in outputs.failures:
-                stream = routes.get(failure.request_id)
-                if stream is not None:
-                    stream.session.record_failure(stream, failure.error)
-                    self._end(stream)
-
-    def _fail_broken(self, stream: Stream, error: Exception) -> None:
-        """Outputs that do not fit together are our fault, and one request's problem."""
-        _logger.error("outputs of request %s do not fit: %s", stream.request_id, error)
-        stream.session.record_failure(stream, InternalError("the engine lost count of its tokens"))
-        self._end(stream)
-        self._abort(stream.engine_id)
+            self.sessions.route(outputs)
 
     def _send_frames(self, now: float) -> None:
-        for session in self._sessions.values():
+        for session in self.sessions.all():
             session.check_overdue(now)
             while session.can_send(now):
                 self._receive(now)
@@ -391,7 +252,7 @@ class TokenStreams:
         frame.heartbeat.step_age_ms = int(health.age_s * 1000)
         frame.heartbeat.busy = health.busy
         data = frame.SerializeToString()
-        for session in self._sessions.values():
+        for session in self.sessions.all():
             if session.identity is not None:
                 self._send(session.identity, data)
 
@@ -402,11 +263,7 @@ class TokenStreams:
             return False
         except zmq.ZMQError as error:
             # The peer is gone (EHOSTUNREACH): its session waits for another Hello.
-            session = self._by_identity.pop(identity, None)
-            if session is not None:
-                _logger.info("session %s lost its connection", session.session_id[:12])
-                session.disconnect()
-            elif error.errno != zmq.EHOSTUNREACH:
+            if not self.sessions.disconnect(identity) and error.errno != zmq.EHOSTUNREACH:
                 _strangers.warning("the delta wire could not send: %s", error)
             return False
         return True
@@ -420,42 +277,6 @@ class TokenStreams:
         frame.goodbye.reason = reason
         frame.goodbye.stopping = stopping
         self._send(identity, frame.SerializeToString())
-
-    def _bury_the_silent(self, now: float) -> None:
-        for session in list(self._sessions.values()):
-            silence = now - session.last_heard
-            if silence <= self.session_timeout_s:
-                continue
-            live = [stream for stream in session.streams.values() if stream.live]
-            _logger.warning(
-                "session %s was silent for %.0f s: %d requests aborted",
-                session.session_id[:12],
-                silence,
-                len(live),
-            )
-            del self._sessions[session.session_id]
-            if session.identity is not None:
-                self._by_identity.pop(session.identity, None)
-            for stream in live:
-                self._abort(stream.engine_id)
-                self._end(stream)
-
-    # -- shared ----------------------------------------------------------------------------------
-
-    def _session(self, session_id: str) -> Session:
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise NotFoundError(
-                "no such session: it timed out or belongs to an earlier engine; attach again",
-                field="session_id",
-            )
-        return session
-
-    def _end(self, stream: Stream) -> None:
-        """Nothing more comes from the loop for this stream."""
-        self._routes.pop(stream.engine_id, None)
-        if self._live.get(stream.request_id) is stream:
-            del self._live[stream.request_id]
 
     def _open_router(self) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
@@ -478,11 +299,11 @@ class TokenStreams:
         return router
 
     def _close(self) -> None:
-        with self._lock:
+        with self.sessions.lock:
             # What ended in the last steps need not run again elsewhere.
             self._route_outbox()
             self._send_frames(time.monotonic())
-            for session in self._sessions.values():
+            for session in self.sessions.all():
                 if session.identity is not None:
                     self._send_goodbye(
                         session.identity, session.session_id, "the engine stops", stopping=True

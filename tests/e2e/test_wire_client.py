@@ -289,11 +289,11 @@ async def test_the_engine_forgets_every_stream_that_has_ended(engine: FakeEngine
             pass
 
     await asyncio.gather(*(run(number) for number in range(30)))
-    streams = engine.server._streams
+    table = engine.server._streams.sessions
     # Sessions of earlier clients may keep some until they time out; this one is the newest.
-    session = list(streams._sessions.values())[-1]
+    session = list(table.all())[-1]
     await wait_until_async(
-        lambda: not any(stream.session is session for stream in streams._routes.values()),
+        lambda: not any(stream.session is session for stream in table._routes.values()),
         "no request is routed any more",
     )
     await wait_until_async(

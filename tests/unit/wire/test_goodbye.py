@@ -20,7 +20,7 @@ def test_what_was_published_goes_before_the_goodbye() -> None:
     streams = TokenStreams(
         StreamEndpoint(None, "127.0.0.1"), 7, lambda _: None, lambda: LoopHealth(0, 0.0, False)
     )
-    session, _ = streams.attach("", "")
+    session, _ = streams.sessions.attach("", "")
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.connect(streams.endpoint.advertised)
@@ -39,7 +39,7 @@ def test_what_was_published_goes_before_the_goodbye() -> None:
             assert time.monotonic() < deadline
         assert receive().WhichOneof("frame") == "hello_reply"
 
-        stream, _ = streams.open_stream(session.session_id, 1, "r", {0: 0}, 0)
+        stream, _ = streams.sessions.open_stream(session.session_id, 1, "r", {0: 0}, 0)
         end = SequenceOutput(stream.engine_id, 0, 0, [5, 6], finish_reason=FinishReason.LENGTH)
         streams.publish(StepOutputs(1, [end]))
         streams.stop()
