@@ -289,6 +289,7 @@ async def test_no_prompt_text_in_the_log(
     engine: FakeEngineClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", logger="uvicorn")  # a test before may have run a quieter server
     engine.failure = RuntimeError("quotes a-secret-prompt")  # type: ignore[assignment]  # a bug
     async with running_frontend(engine, log_level="debug") as server, client_of(server) as http:
         for fail_after in (None, 0, 2):
