@@ -119,15 +119,15 @@ class WireSession:
         """Opens a connection, in the place of an earlier one, and says Hello.
 
         Raises:
-            TransportError: Hello was not answered.
+            TransportError: the endpoint can't be opened, or Hello was not answered.
         """
         self.disconnect()
         loop = asyncio.get_running_loop()
         self.lost = loop.create_future()
         self._greeted = loop.create_future()
         self._last_heard = time.monotonic()
-        self._open_socket(attached)
         try:
+            self._open_socket(attached)
             for _ in range(int(HELLO_TIMEOUT_S / _RESEND_HELLO_S)):
                 self._send_hello()
                 await asyncio.wait(
@@ -140,6 +140,11 @@ class WireSession:
             if not self._greeted.done() or self.lost.done():
                 reason = self.lost.result().reason if self.lost.done() else "no answer to Hello"
                 raise TransportError(f"the delta wire at {attached.stream_endpoint}: {reason}")
+        except zmq.ZMQError as error:
+            self.disconnect()
+            raise TransportError(
+                f"the delta wire at {attached.stream_endpoint} can't be opened: {error}"
+            ) from None
         except BaseException:
             self.disconnect()
             raise
@@ -159,9 +164,12 @@ class WireSession:
         for socket in (self._monitor, self._socket):
             if socket is not None:
                 loop.remove_reader(_descriptor(socket))
-        if self._socket is not None and self._monitor is not None:
+        # Each by itself: opening may have failed between the two.
+        if self._socket is not None:
             self._socket.disable_monitor()
+        if self._monitor is not None:
             self._monitor.close(linger=0)
+        if self._socket is not None:
             self._socket.close(linger=0)
         self._socket = self._monitor = None
 
