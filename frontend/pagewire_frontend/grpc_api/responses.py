@@ -41,7 +41,7 @@ def fill_output(
     output.token_ids.extend(delta.token_ids)
     if delta.finish_reason is not None:
         # Our numbers are the enum's; mypy-protobuf's ValueType only exists for type checkers.
-        output.finish_reason = int(delta.finish_reason)  # type: ignore[assignment]
+        output.finish_reason = int(delta.finish_reason)  # type: ignore[assignment]  # stubs want the enum
         if isinstance(delta.stop_reason, str):
             output.stop_string = delta.stop_reason
         elif delta.stop_reason is not None:
