@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -64,6 +65,9 @@ async def _serve(config: FrontendConfig) -> None:
         await asyncio.wait({stopped, connected}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             connected.result()
+            # What start-up made stays: the collector need not hold up streams to walk through it.
+            gc.collect()
+            gc.freeze()
             _say(f"{_PROG} is ready: {describe_addresses(server)}")
             await stopped
             _say(f"stopping: running requests get {config.grace_period_s:g} s")

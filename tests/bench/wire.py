@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -108,6 +109,8 @@ async def serve_frontend(engine_port: int) -> None:
         FrontendConfig(engine=f"127.0.0.1:{engine_port}", http_port=0, grpc_port=0)
     )
     await server.start()
+    gc.collect()
+    gc.freeze()
     print(json.dumps({"grpc": server.grpc_port, "http": server.http_port}), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(grace_s=0.0)
@@ -133,7 +136,7 @@ def ask(
     """
     arguments = {
         "--protocol": protocol,
-        "--port": str(json.loads(frontend_.greeting)[protocol]),
+        "--port": str(json.loads(frontend_.greeting)["http" if protocol == "http" else "grpc"]),
         "--prompts": json.dumps(prompts),
         "--max-tokens": str(max_tokens),
     }
@@ -166,7 +169,7 @@ def run_paced(
         with frontend(port, frontend_core) as serving:
             prompts = [[number] for number in range(streams)]
             before = serving.cpu_s(), engine.cpu_s()
-            _, arrivals = ask("grpc", serving, prompts, max_tokens, others)
+            _, arrivals = ask("flood", serving, prompts, max_tokens, others)
             used = serving.cpu_s() - before[0], engine.cpu_s() - before[1]
         engine.end_input()
         emitted = {int(number): times for number, times in json.loads(engine.line()).items()}

@@ -33,6 +33,7 @@ _ACK_EVERY = 4
 _ACK_DELAY_S = 0.01
 _COMPLAIN_INTERVAL_S = 0.2
 _WATCH_INTERVAL_S = 0.25
+_NOBLOCK = int(zmq.NOBLOCK)  # as an enum it is slow
 _FRAMES_A_TURN = 64
 _RESEND_HELLO_S = 0.5
 
@@ -282,7 +283,7 @@ class WireSession:
             if self._socket is None:
                 return
             try:
-                data = self._socket.recv(zmq.NOBLOCK)
+                data = self._socket.recv(_NOBLOCK)
             except zmq.Again:
                 break
             except zmq.ZMQError as error:
