@@ -14,6 +14,7 @@ from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaust
 from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
 from pagewire_engine.request import Request, RequestStatus, Sequence
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
+from pagewire_engine.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Scheduler:
         self.blocks = BlockSpaceManager(
             settings.num_blocks, settings.block_size, settings.watermark
         )
-        self.waiting: list[Request] = []
+        self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self.num_preemptions = 0
@@ -153,7 +154,7 @@ class Scheduler:
             )
         if self.blocks.can_allocate(request, pool_is_idle=True) is AllocStatus.NEVER:
             raise InvalidArgumentError("prompt_token_ids", _pool_too_small("the request", settings))
-        insort(self.waiting, request, key=_order)
+        self.waiting.add(request)
 
     def finish_sequence(self, sequence: Sequence) -> None:
         """Takes a sequence that ended out of its request, and its blocks back; with the last one
@@ -179,10 +180,10 @@ class Scheduler:
         self._leave_queue(request)
 
     def _leave_queue(self, request: Request) -> None:
-        queue = self.running if request.status is RequestStatus.RUNNING else self.waiting
-        index = bisect_left(queue, request.order, key=_order)
-        if index < len(queue) and queue[index] is request:
-            del queue[index]
+        if request.status is RequestStatus.RUNNING:
+            del self.running[bisect_left(self.running, request.order, key=_order)]
+        else:
+            self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
 
     # -- the step ----------------------------------------------------------------------------
@@ -223,8 +224,7 @@ class Scheduler:
 
     def _admit_waiting(self, draft: _Draft) -> None:
         num_seqs = sum(len(request.live) for request in self.running)
-        while self.waiting and draft.prefills.budget > 0:
-            request = self.waiting[0]
+        while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
             if num_seqs + len(request.live) > self.settings.max_num_seqs:
                 return
             status = self.blocks.can_allocate(request, pool_is_idle=not self.running)
@@ -233,7 +233,7 @@ class Scheduler:
             if status is AllocStatus.NEVER:
                 self._fail_for_blocks(draft, request)
                 continue
-            del self.waiting[0]
+            self.waiting.remove(request)
             self._start(draft, request)
             num_seqs += len(request.live)
 
@@ -334,7 +334,7 @@ class Scheduler:
         request.prompt_shared = False
         request.status = RequestStatus.WAITING
         request.num_preemptions += 1
-        insort(self.waiting, request, key=_order)
+        self.waiting.add(request)
         self.num_preemptions += 1
         if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
             logger.warning(
