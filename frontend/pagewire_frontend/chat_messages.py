@@ -18,9 +18,10 @@ def prepare_messages(
 ) -> list[dict[str, Any]]:
     """Copies of the messages as the template wants them.
 
-    Content becomes a string or a list of parts, tool calls' arguments an object or JSON text,
-    `developer` becomes `system` where the template does not know it, and null fields are left out:
-    many templates print or trip over them.
+    Content becomes a string or a list of parts, tool calls' arguments an object or JSON text, and
+    `developer` becomes `system` where the template does not know it. Null fields are left out:
+    many templates print or trip over them. But content that is null or missing becomes None for
+    the templates that take it, and "" for the others.
 
     Raises:
         InvalidArgumentError: a message is not one, or has parts that are not text.
@@ -44,6 +45,10 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
         prepared["role"] = "system"
     if "content" in prepared:
         prepared["content"] = _content(prepared["content"], f"{where}.content", template)
+    elif _takes_null(prepared, template):
+        prepared["content"] = None
+    else:
+        prepared["content"] = _content("", f"{where}.content", template)
     for name in _REASONING_NAMES:
         if name in prepared:
             prepared["reasoning_content"] = prepared[name]
@@ -56,6 +61,14 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
             for n, call in enumerate(prepared["tool_calls"])
         ]
     return prepared
+
+
+def _takes_null(message: dict[str, Any], template: CompiledTemplate) -> bool:
+    if message["role"] != "assistant":
+        return False
+    if message.get("tool_calls"):
+        return template.takes_null_beside_tool_calls
+    return template.takes_null_alone
 
 
 def _content(content: Any, where: str, template: CompiledTemplate) -> str | list[dict[str, Any]]:

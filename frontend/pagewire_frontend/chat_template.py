@@ -101,7 +101,12 @@ class ChatTemplate:
             raise InvalidArgumentError(
                 "add_generation_prompt", "can't be set together with continue_final_message"
             )
-        continuation = _Continuation() if continue_final_message else None
+        client_messages = prepare_messages(messages, template)
+        continuation = None
+        if continue_final_message:
+            if messages[-1].get("content") in (None, []):
+                raise InvalidArgumentError("messages", "the final message has no text to continue")
+            continuation = _Continuation()
 
         def render(client_data: dict[str, Any]) -> str:
             data = client_data
@@ -113,7 +118,7 @@ class ChatTemplate:
 
         client_data = {
             **_checked(chat_template_kwargs or {}),
-            "messages": prepare_messages(messages, template),
+            "messages": client_messages,
             "tools": tools or None,
         }
         try:
@@ -176,14 +181,12 @@ class _Continuation:
 
     def mark(self, messages: Messages) -> Messages:
         last = dict(messages[-1])
-        content = last.get("content")
+        content = last["content"]
         if isinstance(content, str):
             last["content"] = content + self._mark
-        elif isinstance(content, list) and content:
-            last["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"]}]
-            last["content"][-1]["text"] += self._mark
         else:
-            raise InvalidArgumentError("messages", "the final message has no text to continue")
+            last["content"] = [*content[:-1], {**content[-1]}]
+            last["content"][-1]["text"] += self._mark
         return [*messages[:-1], last]
 
     def cut(self, text: str) -> str:

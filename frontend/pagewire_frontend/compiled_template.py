@@ -23,8 +23,11 @@ from pagewire_frontend.template_sandbox import (
 MAX_TEMPLATE_CHARACTERS = 500_000
 _environment = TemplateEnvironment()
 _UNEXPECTED_AT = re.compile(r"unexpected char .* at (\d+)$")
+# What a template makes of a None that it prints, as text or as JSON.
+_PRINTED_NONE = re.compile(r"None|null")
 # A list that the template printed as it is, in Python's or JSON's spelling.
 _PART_AS_DATA = re.compile(r"""['"]type['"]: """)
+_PROBE_ARGUMENTS: Any = '{"probekey": "probevalue"}'
 _PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -106,11 +109,39 @@ class CompiledTemplate:
     @cached_property
     def takes_argument_strings_only(self) -> bool:
         """Whether a tool call's arguments must be JSON text. Most templates want an object."""
-        as_object = self._probe(_tool_conversation({"probekey": "probevalue"}))
-        if as_object is not None and "{'probekey'" not in as_object:
+        # Some show the calls of a message only where its content is None.
+        for content in ("", None):
+            as_object = self._probe(_tool_conversation(content, {"probekey": "probevalue"}))
+            as_text = self._probe(_tool_conversation(content, _PROBE_ARGUMENTS))
+            if as_object is not None and "probevalue" in as_object:
+                printed = "{'probekey'" in as_object
+                return printed and as_text is not None and "probevalue" in as_text
+            if as_text is not None and "probevalue" in as_text:
+                return True
+        return False
+
+    @cached_property
+    def takes_null_beside_tool_calls(self) -> bool:
+        """Whether content beside tool calls may be None; else it must be ""."""
+        arguments = _PROBE_ARGUMENTS
+        if not self.takes_argument_strings_only:
+            arguments = {"probekey": "probevalue"}
+        return self._takes_null(
+            _tool_conversation(None, arguments), _tool_conversation("", arguments)
+        )
+
+    @cached_property
+    def takes_null_alone(self) -> bool:
+        """Whether the content of an answer without calls may be None; else it must be ""."""
+        return self._takes_null(_answered_by(None), _answered_by(""))
+
+    def _takes_null(
+        self, with_null: list[dict[str, Any]], with_empty_text: list[dict[str, Any]]
+    ) -> bool:
+        text, reference = self._probe(with_null), self._probe(with_empty_text)
+        if text is None:
             return False
-        as_text = self._probe(_tool_conversation('{"probekey": "probevalue"}'))
-        return as_text is not None and "probevalue" in as_text
+        return len(_PRINTED_NONE.findall(text)) <= len(_PRINTED_NONE.findall(reference or ""))
 
     @property
     def knows_developer(self) -> bool:
@@ -135,7 +166,15 @@ class CompiledTemplate:
         return None
 
 
-def _tool_conversation(arguments: object) -> list[dict[str, Any]]:
+def _answered_by(content: str | None) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "Probe."},
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": "Probe again."},
+    ]
+
+
+def _tool_conversation(content: str | None, arguments: object) -> list[dict[str, Any]]:
     # Mistral's templates insist on ids of nine characters.
     call = {
         "id": "probe0001",
@@ -144,7 +183,7 @@ def _tool_conversation(arguments: object) -> list[dict[str, Any]]:
     }
     return [
         {"role": "user", "content": "Probe."},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "probe0001", "name": "probe", "content": "Done."},
     ]
 

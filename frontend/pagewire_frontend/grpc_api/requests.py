@@ -75,8 +75,8 @@ def _message(path: str, message: inference_pb2.ChatMessage) -> dict[str, Any]:
     converted: dict[str, Any] = {"role": message.role}
     if len(texts) > 1:
         converted["content"] = [{"type": "text", "text": text} for text in texts]
-    else:
-        converted["content"] = texts[0] if texts else ""
+    elif texts:
+        converted["content"] = texts[0]
     if message.name:
         converted["name"] = message.name
     if message.tool_calls:

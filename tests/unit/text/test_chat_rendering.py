@@ -214,8 +214,46 @@ def test_a_template_is_loaded_from_a_file_or_taken_as_it_is(tmp_path: Path) -> N
 
 def test_null_fields_are_left_out() -> None:
     template = "{% for m in messages %}{{ m.keys() | list }}{% endfor %}"
-    messages = [{"role": "assistant", "content": None, "tool_calls": None, "name": "x"}]
-    assert chat(template).render(messages).prompt == "['role', 'name']"
+    messages = [{"role": "assistant", "content": "", "tool_calls": None, "name": "x"}]
+    assert chat(template).render(messages).prompt == "['role', 'content', 'name']"
+
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        # Tests for None, as Hugging Face's reference passes it.
+        ("{% if m.content is none %}calls{% else %}text{% endif %}", "calls"),
+        ("{% if m['content'] is not none %}{{ m['content'] + '!' }}{% endif %}", ""),
+        # Reads the content whatever it is.
+        ("{{ '<' + m.content + '>' }}", "<>"),
+        ("{{ m.content | trim }}", ""),
+        ("{{ m.content | tojson }}", '""'),
+        ("{% for part in m.content %}{{ part.text }}{% endfor %}", ""),
+        ("{{ m.content.split('</think>')[-1] }}", ""),
+    ],
+)
+@pytest.mark.parametrize("calls", [None, [CALL]])
+@pytest.mark.parametrize("missing", [True, False])
+def test_null_content_of_an_answer_is_none_only_to_templates_that_take_it(
+    template: str, prompt: str, calls: object, missing: bool
+) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}" + template + "{% endif %}"
+        "{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    answer: dict[str, object] = {"role": "assistant", "tool_calls": calls}
+    if not missing:
+        answer["content"] = None
+    assert chat(source).render([answer]).prompt == prompt
+
+
+def test_null_content_of_others_than_the_assistant_is_empty() -> None:
+    source = "{% for m in messages %}{{ m.role + '<' + m.content + '>' }}{% endfor %}"
+    messages = [{"role": role, "content": None} for role in ("system", "user", "tool")]
+    assert chat(source).render(messages).prompt == "system<>user<>tool<>"
 
 
 def test_a_template_of_parts_only_gets_strings_as_parts() -> None:

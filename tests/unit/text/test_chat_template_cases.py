@@ -24,6 +24,10 @@ MANIFEST = {entry["file"]: entry for entry in json.loads((CASES / "manifest.json
 FILES = sorted(EXPECTED["renders"])
 
 
+# It writes the tool calls of a message whose content is none, and of no other.
+SHOWS_CALLS_BESIDE_NULL_ONLY = "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja"
+
+
 @pytest.fixture(autouse=True)
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     class FrozenBudget(template_sandbox.Budget):
@@ -106,10 +110,50 @@ def test_parts_reach_every_template_as_it_wants_them(file: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_tool_call_arguments_sent_as_a_string_render_like_an_object(file: str) -> None:
     accepted = MANIFEST[file]["tool_args_accepts"]
-    assert compiled(file).takes_argument_strings_only is False
+    assert compiled(file).takes_argument_strings_only is (file == SHOWS_CALLS_BESIDE_NULL_ONLY)
     if "dict" not in accepted:
         return
     template = ChatTemplate({"default": (CASES / file).read_text()}, tokenizer())
     fixture = EXPECTED["fixtures"]["tool_roundtrip_strargs"]
     rendered = template.render(fixture["messages"], tools=fixture["tools"])
     assert rendered.prompt == EXPECTED["renders"][file]["tool_roundtrip_dictargs"]["ok"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("arguments", ["tool_roundtrip_dictargs", "tool_roundtrip_strargs"])
+def test_null_content_beside_tool_calls_renders_the_calls(file: str, arguments: str) -> None:
+    template = ChatTemplate({"default": (CASES / file).read_text()}, tokenizer())
+    fixture = EXPECTED["fixtures"][arguments]
+    user, answer, result = fixture["messages"]
+    messages = [user, {**answer, "content": None}, result]
+    if file == SHOWS_CALLS_BESIDE_NULL_ONLY:
+        prompt = template.render(messages, tools=fixture["tools"]).prompt
+        assert "get_weather\n```json\n{" in prompt
+        assert '"unit": "celsius"}\n```' in prompt
+        return
+    as_text = EXPECTED["renders"][file]["tool_roundtrip_dictargs"]
+    if "error" in as_text:
+        with pytest.raises(ChatTemplateError):
+            template.render(messages, tools=fixture["tools"])
+        return
+    assert template.render(messages, tools=fixture["tools"]).prompt == as_text["ok"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_null_content_without_tool_calls_renders_as_empty_text_or_as_the_template_says(
+    file: str,
+) -> None:
+    template = ChatTemplate({"default": (CASES / file).read_text()}, tokenizer())
+    user = {"role": "user", "content": "Hello, how are you?"}
+
+    def render(content: str | None) -> str:
+        answer = {"role": "assistant", "content": content}
+        return template.render([user, answer, user], add_generation_prompt=True).prompt
+
+    if "ok" not in EXPECTED["renders"][file]["system_multi_gen"]:
+        return
+    with_null = render(None)
+    assert "None" not in with_null
+    assert "null" not in with_null
+    if file != SHOWS_CALLS_BESIDE_NULL_ONLY:
+        assert with_null == render("")
