@@ -70,13 +70,19 @@ class StepPlan:
         scheduled: what to compute, in batch order: decodes first, then prefill chunks.
         forgotten: ids of sequences that ended or were preempted; forget them before
             `new_sequences` are added.
-        block_copies: (source, destination) blocks to copy before computing (copy-on-write).
+        swap_out: (device block, CPU block) to copy to host memory, before anything else is
+            written.
+        swap_in: (CPU block, device block) to copy back, after `swap_out`.
+        block_copies: (source, destination) blocks to copy on the device, after `swap_in` and
+            before computing (copy-on-write).
     """
 
     step: int
     new_sequences: list[NewSequence] = field(default_factory=list)
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     forgotten: list[int] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -138,6 +144,7 @@ class WorkerInfo:
         max_model_len: longest sequence, prompt and output together.
         num_blocks: KV blocks in the pool.
         block_size: tokens a block holds.
+        num_cpu_blocks: blocks of host memory that swapped requests may take.
     """
 
     architecture: str
@@ -147,3 +154,4 @@ class WorkerInfo:
     max_model_len: int
     num_blocks: int
     block_size: int
+    num_cpu_blocks: int = 0

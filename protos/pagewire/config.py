@@ -54,6 +54,21 @@ class EngineConfig(BaseModel):
     kv_cache_memory: int | None = Field(
         default=None, ge=1, description="Bytes of KV cache. Default: measured, within limits."
     )
+    swap_space: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes of host memory for the KV blocks of preempted requests; 0: none. "
+        "Default: 4 GiB on CUDA, less on CPU, where it takes memory only once it is used.",
+    )
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        default="auto",
+        description="What becomes of the KV blocks of a request that must wait: recompute drops "
+        "them, swap moves them to swap-space; auto: swap where its sequences share blocks.",
+    )
+    enable_prefix_caching: bool = Field(
+        default=True,
+        description="Keep the blocks of finished prompts for prompts that begin alike.",
+    )
     num_blocks_override: int | None = Field(
         default=None, ge=1, description="Number of KV blocks, instead of measuring."
     )

@@ -52,10 +52,11 @@ class FakeExecutor:
         num_blocks: blocks in the pool.
         block_size: tokens a block holds.
         vocab_size: tokens are in [0, vocab_size).
+        num_cpu_blocks: blocks that swapped requests may take.
         max_model_len: reported by `info()`.
         step_time_s: how long each step sleeps (with the GIL released, as a model's would).
-        on_execute: called with each plan after its sequences and tables were remembered and before
-            anything is computed; what it raises, `execute` raises.
+        on_execute: called with each plan after its sequences and tables were remembered, its swaps
+            done, and before anything is copied or computed; what it raises, `execute` raises.
 
     Attributes:
         plans: number of plans executed, reruns included.
@@ -68,12 +69,14 @@ class FakeExecutor:
         block_size: int = 4,
         vocab_size: int = 1000,
         *,
+        num_cpu_blocks: int = 0,
         max_model_len: int = 4096,
         step_time_s: float = 0.0,
         on_execute: Callable[[StepPlan], None] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_cpu_blocks = num_cpu_blocks
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.step_time_s = step_time_s
@@ -82,6 +85,7 @@ class FakeExecutor:
         self.nan_sequences: set[int] = set()
         self.sequences: dict[int, FakeWorkerSequence] = {}
         self._slots = array("q", [-1]) * (num_blocks * block_size)
+        self._cpu_slots = array("q", [-1]) * (num_cpu_blocks * block_size)
 
     def info(self) -> WorkerInfo:
         return WorkerInfo(
@@ -92,17 +96,19 @@ class FakeExecutor:
             max_model_len=self.max_model_len,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
+            num_cpu_blocks=self.num_cpu_blocks,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans += 1
         self._remember(plan)
+        self._swap(plan)
         if self.on_execute is not None:
             self.on_execute(plan)
         if self.step_time_s:
             time.sleep(self.step_time_s)
         for source, destination in plan.block_copies:
-            self._write_block(destination, self._read_block(source))
+            self._copy_block(self._slots, source, self._slots, destination)
         # All of the batch is written before any of it is read, as attention layers do.
         for entry in plan.scheduled:
             self._write(entry)
@@ -123,6 +129,12 @@ class FakeExecutor:
             table[entry.table_start :] = entry.block_ids
             blocks_needed = -(-(entry.start + entry.num_tokens) // self.block_size)
             assert len(table) == blocks_needed, "a block table does not cover its tokens"
+
+    def _swap(self, plan: StepPlan) -> None:
+        for device_block, cpu_block in plan.swap_out:
+            self._copy_block(self._slots, device_block, self._cpu_slots, cpu_block)
+        for cpu_block, device_block in plan.swap_in:
+            self._copy_block(self._cpu_slots, cpu_block, self._slots, device_block)
 
     def _write(self, entry: ScheduledSequence) -> None:
         sequence = self.sequences[entry.sequence_id]
@@ -202,5 +214,11 @@ class FakeExecutor:
     def _read_block(self, block: int) -> array[int]:
         return self._slots[block * self.block_size : (block + 1) * self.block_size]
 
-    def _write_block(self, block: int, tokens: array[int]) -> None:
-        self._slots[block * self.block_size : (block + 1) * self.block_size] = tokens
+    def _copy_block(
+        self, source: array[int], source_block: int, target: array[int], target_block: int
+    ) -> None:
+        size = self.block_size
+        tokens = source[source_block * size : (source_block + 1) * size]
+        assert len(tokens) == size, "there is no such block"
+        assert (target_block + 1) * size <= len(target), "there is no such block"
+        target[target_block * size : (target_block + 1) * size] = tokens

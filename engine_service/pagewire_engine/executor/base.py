@@ -17,10 +17,10 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step.
 
-        A worker whose execute raised has remembered the plan's sequences and block tables, but
-        appended no
-        token: the same sequences may be scheduled again, alone or together, and nothing is counted
-            twice.
+        A worker whose execute raised has remembered the plan's sequences and block tables and done
+        its swaps, but appended no token: the same sequences may be scheduled again, alone or
+        together, and nothing is counted twice. Its swaps must not be sent again: a block swapped
+        out may hold something else by then.
         """
         ...
 

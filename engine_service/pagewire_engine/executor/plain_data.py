@@ -36,7 +36,9 @@ def decode_plan(data: bytes) -> StepPlan:
             for entry in fields["scheduled"]
         ],
         forgotten=fields["forgotten"],
-        block_copies=[(source, destination) for source, destination in fields["block_copies"]],
+        swap_out=_pairs(fields["swap_out"]),
+        swap_in=_pairs(fields["swap_in"]),
+        block_copies=_pairs(fields["block_copies"]),
     )
 
 
@@ -61,6 +63,10 @@ def decode_result(data: bytes) -> StepResult:
 def decode_info(data: bytes) -> WorkerInfo:
     """The inverse of `encode` for a WorkerInfo."""
     return WorkerInfo(**orjson.loads(data))
+
+
+def _pairs(entries: list[list[int]]) -> list[tuple[int, int]]:
+    return [(source, destination) for source, destination in entries]
 
 
 def _new_sequence(entry: dict[str, Any]) -> NewSequence:

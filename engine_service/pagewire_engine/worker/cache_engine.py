@@ -1,22 +1,28 @@
-"""Owns the memory of the KV blocks."""
+"""Owns the memory of the KV blocks, on the device and, for swapped requests, in host memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from pagewire_engine.models.base import KVShape
 
+# Blocks pass to and from host memory through a buffer of at most so many bytes: when blocks have to
+# be swapped out, no memory is left on the device for a copy of all of them.
+_STAGING_BYTES = 32 << 20
+
 
 class CacheEngine:
     """One tensor for all layers, so that copying a block is one indexed assignment.
 
-    On CPU the pool's pages cost memory only once blocks have been written, since nothing here
+    On CPU the pools' pages cost memory only once blocks have been written, since nothing here
     touches them before. What a block held before is never read: attention stops at the context.
 
     Attributes:
         num_blocks: blocks in the pool.
+        num_cpu_blocks: blocks in host memory.
         block_size: tokens a block holds.
         key_caches: one [num_blocks, block_size, num_kv_heads, head_dim] a layer.
         value_caches: the same.
@@ -29,9 +35,12 @@ class CacheEngine:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_cpu_blocks: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_cpu_blocks = num_cpu_blocks
+        self._device = device
         self._pool = torch.empty(
             (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
             dtype=dtype,
@@ -39,6 +48,20 @@ class CacheEngine:
         )
         self.key_caches = [layer[0] for layer in self._pool.unbind(0)]
         self.value_caches = [layer[1] for layer in self._pool.unbind(0)]
+        self._swap = _SwapSpace(self._pool, num_cpu_blocks)
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (device block, CPU block) to host memory, in every layer.
+
+        What is written to the device blocks after this call does not reach the copies.
+        """
+        if pairs:
+            self._swap.swap_out(pairs)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies (CPU block, device block) back from host memory, in every layer."""
+        if pairs:
+            self._swap.swap_in(pairs)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (source, destination) blocks in every layer.
@@ -47,11 +70,98 @@ class CacheEngine:
         """
         if not pairs:
             return
-        sources, destinations = torch.tensor(pairs, device=self._pool.device).unbind(1)
-        self._pool[:, :, destinations] = self._pool[:, :, sources]
+        sources, destinations = zip(*pairs, strict=True)
+        copied = self._pool[:, :, _indexes(sources, self._device)]
+        self._pool[:, :, _indexes(destinations, self._device)] = copied
+
+
+class _SwapSpace:
+    """Host memory for blocks, and the copies to and from it.
+
+    A block is scattered over the device's pool, one piece a layer, but contiguous in host memory:
+    indexed copies on the device collect blocks in a staging buffer (or spread them from it), and
+    each run of neighbours in host memory is then one transfer. On CUDA the transfers are made by a
+    stream of their own. It and the stream that computes wait for each other where one needs what
+    the other made; the host waits for neither.
+    """
+
+    def __init__(self, pool: torch.Tensor, num_blocks: int) -> None:
+        self._device = pool.device
+        on_cuda = pool.device.type == "cuda"
+        # [blocks, layers, 2, block_size, num_kv_heads, head_dim], a view
+        self._blocks = pool.movedim(2, 0)
+        block_shape = self._blocks.shape[1:]
+        self._host = torch.empty((num_blocks, *block_shape), dtype=pool.dtype, pin_memory=on_cuda)
+        block_bytes = block_shape.numel() * pool.dtype.itemsize
+        self._chunk = min(max(_STAGING_BYTES // block_bytes, 1), num_blocks)
+        self._staging = torch.empty(
+            (self._chunk, *block_shape), dtype=pool.dtype, device=pool.device
+        )
+        self._stream: torch.cuda.Stream | None = None
+        if on_cuda:
+            self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]  # torch's
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for chunk in self._chunks(pairs):
+            sources = _indexes([device_block for device_block, _ in chunk], self._device)
+            # The pool's last write and the staging buffer's last transfer come before this.
+            self._after_transfers()
+            staged = self._staging[: len(chunk)]
+            torch.index_select(self._blocks, 0, sources, out=staged)
+            with self._transfers():
+                for first, host, count in _runs([cpu_block for _, cpu_block in chunk]):
+                    self._host[host : host + count].copy_(
+                        staged[first : first + count], non_blocking=True
+                    )
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for chunk in self._chunks(pairs):
+            destinations = _indexes([device_block for _, device_block in chunk], self._device)
+            staged = self._staging[: len(chunk)]
+            with self._transfers():
+                for first, host, count in _runs([cpu_block for cpu_block, _ in chunk]):
+                    staged[first : first + count].copy_(
+                        self._host[host : host + count], non_blocking=True
+                    )
+            self._after_transfers()
+            self._blocks.index_copy_(0, destinations, staged)
+
+    def _chunks(self, pairs: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+        for start in range(0, len(pairs), self._chunk):
+            yield pairs[start : start + self._chunk]
+
+    @contextlib.contextmanager
+    def _transfers(self) -> Iterator[None]:
+        """What is copied in here is copied after the computation so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _after_transfers(self) -> None:
+        """What is computed from here on is computed after the transfers so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
     """Keys and values of one block over all layers."""
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
     return per_token * block_size * dtype.itemsize
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Neighbours that follow one another in `blocks`: (index of the first, first block, count)."""
+    first = 0
+    for index in range(1, len(blocks) + 1):
+        if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:
+            yield first, blocks[first], index - first
+            first = index
+
+
+def _indexes(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int64 [len(blocks)]; on CUDA without a wait for what was queued there."""
+    indexes = torch.tensor(blocks, pin_memory=device.type == "cuda")
+    return indexes.to(device, non_blocking=True)

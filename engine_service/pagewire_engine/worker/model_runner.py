@@ -46,6 +46,8 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step; see Executor.execute for what an exception leaves behind."""
         self._batch.apply(plan)
+        self._cache.swap_out(plan.swap_out)
+        self._cache.swap_in(plan.swap_in)
         self._cache.copy_blocks(plan.block_copies)
         if not plan.scheduled:
             return StepResult(plan.step, [])

@@ -22,7 +22,7 @@ from pagewire_engine.step import (
     WorkerInfo,
 )
 from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block
-from pagewire_engine.worker.memory import default_cpu_cache_bytes
+from pagewire_engine.worker.memory import default_cpu_cache_bytes, default_swap_bytes
 from pagewire_engine.worker.model_runner import ModelRunner
 from pagewire_kernels.attention import (
     AttentionBackend,
@@ -62,16 +62,19 @@ class Worker:
         )
         self._model.use_kernels(load_dense_backend(self._backend.name, self._device, self._dtype))
         self._num_blocks = self.profile_num_available_blocks()
+        self._num_cpu_blocks = self._num_blocks_of_swap_space()
         self._max_model_len = self._longest_sequence(self._num_blocks)
-        self._runner = self._new_runner(self._num_blocks)
+        self._runner = self._new_runner(self._num_blocks, self._num_cpu_blocks)
         logger.info(
-            "%s in %s on %s, %s attention, %d KV blocks of %d tokens, sequences up to %d tokens",
+            "%s in %s on %s, %s attention, %d KV blocks of %d tokens and %d in host memory, "
+            "sequences up to %d tokens",
             self._description.architecture,
             str(self._dtype).removeprefix("torch."),
             self._device,
             self._backend.name,
             self._num_blocks,
             config.block_size,
+            self._num_cpu_blocks,
             self._max_model_len,
         )
 
@@ -85,6 +88,7 @@ class Worker:
             max_model_len=self._max_model_len,
             num_blocks=self._num_blocks,
             block_size=self._config.block_size,
+            num_cpu_blocks=self._num_cpu_blocks,
         )
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -106,10 +110,8 @@ class Worker:
             memory, setting = self._free_after_largest_step(), "gpu_memory_utilization"
         else:
             memory = default_cpu_cache_bytes()
-        block_bytes = bytes_per_block(self._model.kv_shape, self._config.block_size, self._dtype)
-        # More than every sequence at its longest would never be used.
-        blocks_of_longest = math.ceil(self._description.max_model_len / self._config.block_size)
-        num_blocks = min(memory // block_bytes, self._config.max_num_seqs * blocks_of_longest)
+        block_bytes = self._block_bytes()
+        num_blocks = min(memory // block_bytes, self._most_blocks())
         if num_blocks < 1:
             raise InvalidArgumentError(
                 setting,
@@ -117,7 +119,30 @@ class Worker:
                 f"{self._config.block_size} tokens takes {block_bytes}; allow more memory, or use "
                 "a smaller model, dtype or block_size",
             )
-        return int(num_blocks)
+        return num_blocks
+
+    def _num_blocks_of_swap_space(self) -> int:
+        """Blocks of host memory for swapped requests."""
+        memory, block_bytes = self._config.swap_space, self._block_bytes()
+        if memory is None:
+            # Swapped blocks come from the pool; what a few steps swap out is far less than all.
+            memory = default_swap_bytes(self._device.type)
+            return min(memory // block_bytes, self._num_blocks)
+        if 0 < memory < block_bytes:
+            raise InvalidArgumentError(
+                "swap_space",
+                f"one block of {self._config.block_size} tokens takes {block_bytes} bytes, so "
+                f"{memory} bytes hold none; give more, or 0 to never swap",
+            )
+        return min(memory // block_bytes, self._most_blocks())
+
+    def _block_bytes(self) -> int:
+        return bytes_per_block(self._model.kv_shape, self._config.block_size, self._dtype)
+
+    def _most_blocks(self) -> int:
+        """What all sequences at their longest need; more would never be used."""
+        blocks_of_longest = math.ceil(self._description.max_model_len / self._config.block_size)
+        return self._config.max_num_seqs * blocks_of_longest
 
     def _longest_sequence(self, num_blocks: int) -> int:
         """max_model_len, or less where the pool holds less."""
@@ -139,9 +164,14 @@ class Worker:
         )
         return held
 
-    def _new_runner(self, num_blocks: int) -> ModelRunner:
+    def _new_runner(self, num_blocks: int, num_cpu_blocks: int = 0) -> ModelRunner:
         cache = CacheEngine(
-            self._model.kv_shape, num_blocks, self._config.block_size, self._dtype, self._device
+            self._model.kv_shape,
+            num_blocks,
+            self._config.block_size,
+            self._dtype,
+            self._device,
+            num_cpu_blocks,
         )
         return ModelRunner(
             self._model,

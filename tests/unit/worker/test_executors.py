@@ -117,6 +117,8 @@ def test_plans_and_results_survive_the_boundary() -> None:
         [NewSequence(1, 2, -5, [1, 2], [3], PARAMS)],
         [ScheduledSequence(1, 2, 1, 0, [4], (1, 9))],
         forgotten=[8],
+        swap_out=[(7, 0), (9, 3)],
+        swap_in=[(3, 7)],
         block_copies=[(1, 2)],
     )
     assert decode_plan(encode(plan)) == plan
