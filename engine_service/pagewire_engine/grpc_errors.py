@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 from pagewire.errors import InternalError, PagewireError
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def status_of(error: PagewireError) -> grpc.Status:
@@ -95,5 +95,5 @@ def _guarded_stream(method: Callable[..., Iterator[Any]]) -> Callable[..., Itera
 
 
 def _internal(error: Exception) -> PagewireError:
-    _logger.exception("a control call failed", exc_info=error)
+    logger.exception("a control call failed", exc_info=error)
     return InternalError("the engine failed on this call; its log says why")

@@ -22,7 +22,7 @@ from pagewire_engine.servicer import EngineServicer
 from pagewire_engine.stream_endpoint import LOOPBACK_NAMES, StreamEndpoint, check_endpoint
 from pagewire_engine.token_stream import LoopHealth, TokenStreams, new_epoch
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 # A prompt of 128k tokens is 0.4 MB; with the past of many sequences a few MB.
@@ -139,7 +139,7 @@ class EngineServer:
         serving = not stuck and not self._servicer.draining
         if serving != self._serving:
             if stuck:
-                _logger.error(
+                logger.error(
                     "step %d has shown no progress for %.0f s", progress.step, progress.age_s
                 )
             self._serving = serving

@@ -24,7 +24,7 @@ from pagewire_engine.errors import UnauthenticatedError
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.sessions import Session, Stream
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_SESSIONS = 1024
 
@@ -81,7 +81,7 @@ class SessionTable:
                 )
             session = Session(secrets.token_hex(16), secrets.token_hex(32), self.epoch, now)
             self._sessions[session.session_id] = session
-        _logger.info("session %s attached", session.session_id[:12])
+        logger.info("session %s attached", session.session_id[:12])
         return session, False
 
     def open_stream(
@@ -175,7 +175,7 @@ class SessionTable:
         """A connection said a session's Hello; it takes the place of an earlier one."""
         if session.identity is not None and session.identity != identity:
             self._by_identity.pop(session.identity, None)
-            _logger.info("session %s reconnected", session.session_id[:12])
+            logger.info("session %s reconnected", session.session_id[:12])
         session.connect(identity, now)
         self._by_identity[identity] = session
 
@@ -184,7 +184,7 @@ class SessionTable:
         session = self._by_identity.pop(identity, None)
         if session is None:
             return False
-        _logger.info("session %s lost its connection", session.session_id[:12])
+        logger.info("session %s lost its connection", session.session_id[:12])
         session.disconnect()
         return True
 
@@ -222,7 +222,7 @@ class SessionTable:
             if silence <= self.session_timeout_s:
                 continue
             live = [stream for stream in session.streams.values() if stream.live]
-            _logger.warning(
+            logger.warning(
                 "session %s was silent for %.0f s: %d requests aborted",
                 session.session_id[:12],
                 silence,
@@ -249,7 +249,7 @@ class SessionTable:
 
     def _fail_broken(self, stream: Stream, error: Exception) -> None:
         """Outputs that do not fit together are our fault, and one request's problem."""
-        _logger.error("outputs of request %s do not fit: %s", stream.request_id, error)
+        logger.error("outputs of request %s do not fit: %s", stream.request_id, error)
         stream.session.record_failure(stream, InternalError("the engine lost count of its tokens"))
         self._end(stream)
         self._abort(stream.engine_id)

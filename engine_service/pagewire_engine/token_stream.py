@@ -24,8 +24,8 @@ from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.session_table import SessionTable, has_secret
 from pagewire_engine.stream_endpoint import StreamEndpoint
 
-_logger = logging.getLogger(__name__)
-_strangers = LimitedLog(_logger)
+logger = logging.getLogger(__name__)
+_strangers = LimitedLog(logger)
 
 HEARTBEAT_INTERVAL_S = 1.0
 _RETRY_SEND_S = 0.05
@@ -148,7 +148,7 @@ class TokenStreams:
                     timeout_ms = self._sleep_ms(now, next_heartbeat)
             except Exception:
                 # Streams of every frontend hang on this thread; none may take it down.
-                _logger.exception("a turn of the delta wire failed")
+                logger.exception("a turn of the delta wire failed")
                 time.sleep(0.01)
         self._close()
 

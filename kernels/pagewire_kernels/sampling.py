@@ -18,7 +18,7 @@ from torch import Tensor
 from pagewire_kernels.attention import BackendUnavailableError
 from pagewire_kernels.philox import gumbel_noise, philox4x32
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NEGATIVE_INFINITY = float("-inf")
 
@@ -91,7 +91,7 @@ def load_token_chooser(device: torch.device | str) -> TokenChooser:
         try:
             return cpu.load_chooser()
         except BackendUnavailableError as error:
-            _log.info("sampling runs on the torch backend: %s", error)
+            logger.info("sampling runs on the torch backend: %s", error)
     return TorchChooser()
 
 

@@ -23,7 +23,7 @@ from pagewire_frontend.engine_client.frame_order import FrameOrder, Verdict
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 from pagewire_frontend.engine_client.wakeups import Wakeups
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 3.0
 SILENCE_S = 5.0
@@ -299,7 +299,7 @@ class WireSession:
         try:
             frame.ParseFromString(data)
         except Exception:
-            _logger.warning("ignored %d bytes on the delta wire that are no frame", len(data))
+            logger.warning("ignored %d bytes on the delta wire that are no frame", len(data))
             return
         kind = frame.WhichOneof("frame")
         if kind is None or getattr(frame, kind).epoch != self.epoch:
