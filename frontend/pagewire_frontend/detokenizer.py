@@ -14,7 +14,6 @@ from typing import Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from pagewire.errors import InvalidArgumentError
 from pagewire_frontend.token_bytes import (
     TokenBytes,
     drop_first_spaces,
@@ -30,11 +29,7 @@ class Detokenizer(Protocol):
     """The text of one sequence. Joined, the pieces are the text of all the ids."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Text that the new ids complete.
-
-        Raises:
-            InvalidArgumentError: an id has no token.
-        """
+        """Text that the new ids complete. An id without a token has no text."""
         ...
 
     def finish(self) -> str:
@@ -65,7 +60,7 @@ class BytesDetokenizer:
     ) -> None:
         self._table = token_bytes.table(skip_special_tokens=skip_special_tokens)
         self._decode = _utf8_decoder("replace").decode
-        prompt = b"".join([_bytes_or_none(self._table, i) for i in prompt_tail])
+        prompt = b"".join([self._table[i] for i in prompt_tail])
         self._first_spaces = 0 if prompt else token_bytes.first_spaces
         self._first_token = not prompt and token_bytes.first_token_spaces
         self._begun = unfinished_character(prompt)
@@ -108,7 +103,7 @@ class StreamDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        known = [i for i in prompt_tail if tokenizer.hub_tokenizer.id_to_token(i) is not None]
+        known = [i for i in prompt_tail if tokenizer.has_token(i)]
         while known and self._text(known).endswith("\ufffd"):
             known.pop()
         self._stream = DecodeStream(known, skip_special_tokens)
@@ -122,7 +117,8 @@ class StreamDetokenizer:
         return self._release()
 
     def _step(self, token_id: int) -> str:
-        self._tokenizer.token(token_id)
+        if not self._tokenizer.has_token(token_id):
+            return ""
         self._held.append(token_id)
         try:
             text = self._stream.step(self._tokenizer.hub_tokenizer, token_id)
@@ -160,11 +156,3 @@ def _is_character(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _bytes_or_none(table: dict[int, bytes], token_id: int) -> bytes:
-    # A prompt of ids may hold one that is in the model's padding of the vocabulary: no text.
-    try:
-        return table[token_id]
-    except InvalidArgumentError:
-        return b""

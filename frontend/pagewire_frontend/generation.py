@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,7 +191,9 @@ class Generation:
         except BaseException:
             self._live.discard(key)
             raise
-        return RunningGeneration(self, key, stream, token_ids, params, self._tokenizer)
+        return RunningGeneration(
+            self, key, stream, token_ids, params, self._tokenizer, self.model_info.eos_token_ids
+        )
 
     async def tokenize_prompt(self, request: GenerationRequest) -> list[int]:
         """The prompt's token ids, checked.
@@ -295,6 +297,7 @@ class RunningGeneration:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
+        eos_token_ids: Collection[int],
     ) -> None:
         self.request_id = key[1]
         self.prompt_token_ids = prompt_token_ids
@@ -303,7 +306,8 @@ class RunningGeneration:
         self._stream = stream
         self._deltas = aiter(stream)
         self._sequences = [
-            SequenceText(index, tokenizer, prompt_token_ids, params) for index in range(params.n)
+            SequenceText(index, tokenizer, prompt_token_ids, params, eos_token_ids)
+            for index in range(params.n)
         ]
         self._unfinished = params.n
         self._next_prompt_position = 1
@@ -346,7 +350,9 @@ class RunningGeneration:
                 self._take_prompt_logprobs(update, delta)
             if sequence.finished:
                 continue
-            update.deltas.append(sequence.advance(delta))
+            text_delta = sequence.advance(delta)
+            if text_delta.token_ids or sequence.finished:
+                update.deltas.append(text_delta)
             if delta.times is not None:
                 self._times = delta.times
             if sequence.finished:

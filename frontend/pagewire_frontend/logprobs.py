@@ -27,7 +27,7 @@ def token_with_text(tokenizer: Tokenizer | None, token: TokenLogprob) -> TextLog
     """A token that is only part of a character has its real bytes, and U+FFFD for text. An id of
     the model's padding, which has no token, has neither."""
     data = b""
-    if tokenizer is not None and tokenizer.has_token(token.token_id):
+    if tokenizer is not None:
         data = tokenizer.token_bytes_of(token.token_id)
     return TextLogprob(
         token_id=token.token_id,

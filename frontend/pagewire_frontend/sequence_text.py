@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from pagewire.errors import InternalError, InvalidArgumentError
 from pagewire.outputs import FinishReason, PositionLogprobs
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.detokenizer import Detokenizer, make_detokenizer
@@ -17,6 +17,11 @@ from pagewire_frontend.tokenizer import Tokenizer
 
 class SequenceText:
     """The text of one sequence.
+
+    Args:
+        index: which of the request's n sequences.
+        tokenizer: None where only token ids are served.
+        eos_token_ids: the model's.
 
     Attributes:
         finished: nothing more of the sequence is told.
@@ -31,9 +36,11 @@ class SequenceText:
         "_index",
         "_min_tokens",
         "_num_tokens",
+        "_silent_stops",
         "_stop_strings",
         "_text_length",
         "_tokenizer",
+        "_withheld",
         "finished",
         "stopped_by_string",
     )
@@ -44,6 +51,7 @@ class SequenceText:
         tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
+        eos_token_ids: Collection[int],
     ) -> None:
         self._index = index
         self._tokenizer = tokenizer
@@ -56,6 +64,12 @@ class SequenceText:
             params.stop, include_in_output=params.include_stop_str_in_output
         )
         self._drops_stop_token = not params.include_stop_str_in_output
+        # The tokens that have no text where they end the sequence.
+        self._silent_stops: frozenset[int] = frozenset()
+        if self._drops_stop_token:
+            eos = () if params.ignore_eos else eos_token_ids
+            self._silent_stops = frozenset((*params.stop_token_ids, *eos))
+        self._withheld: TokenDelta | None = None
         self._min_tokens = params.min_tokens
         # Several tokens at once are cheaper; but a stop string is to be found at its very token,
         # and a log probability has the place of its token.
@@ -67,29 +81,22 @@ class SequenceText:
         self.stopped_by_string = False
 
     def advance(self, delta: TokenDelta) -> TextDelta:
-        """What is new since the last delta.
-
-        Raises:
-            InternalError: a token can't be turned into text.
-        """
+        """What is new since the last delta."""
+        if self._withheld is not None or (
+            delta.token_ids and delta.token_ids[-1] in self._silent_stops
+        ):
+            delta = self._withhold(delta)
         token_ids = delta.token_ids
-        try:
-            if self._each_token:
-                text_delta = self._each(delta)
-                if self.finished:
-                    return text_delta
-            elif self._detokenizer is None or not token_ids:
-                text_delta = TextDelta(self._index, "", token_ids)
-            elif delta.finish_reason is FinishReason.STOP and self._drops_stop_token:
-                text_delta = TextDelta(
-                    self._index, self._detokenizer.feed(token_ids[:-1]), token_ids
-                )
-            else:
-                text_delta = TextDelta(self._index, self._detokenizer.feed(token_ids), token_ids)
-        except InvalidArgumentError as error:
-            raise InternalError(
-                f"the model produced a token that is not text: {error.message}"
-            ) from error
+        if self._each_token:
+            text_delta = self._each(delta)
+            if self.finished:
+                return text_delta
+        elif self._detokenizer is None or not token_ids:
+            text_delta = TextDelta(self._index, "", token_ids)
+        elif self._ends_silently(delta):
+            text_delta = TextDelta(self._index, self._detokenizer.feed(token_ids[:-1]), token_ids)
+        else:
+            text_delta = TextDelta(self._index, self._detokenizer.feed(token_ids), token_ids)
         if not self._each_token:
             self._num_tokens += len(token_ids)
         text_delta.num_tokens = self._num_tokens
@@ -97,11 +104,37 @@ class SequenceText:
             self._finish(text_delta, delta)
         return text_delta
 
+    def _withhold(self, delta: TokenDelta) -> TokenDelta:
+        """The delta with the token that was withheld before, and less its last one if that may
+        have ended the sequence: only the finish reason, which may come later, tells whether it has
+        text."""
+        before, self._withheld = self._withheld, None
+        if before is not None:
+            delta = replace(
+                delta,
+                start=before.start,
+                token_ids=before.token_ids + delta.token_ids,
+                logprobs=before.logprobs + delta.logprobs,
+            )
+        if delta.finish_reason is None and delta.token_ids[-1] in self._silent_stops:
+            last = len(delta.token_ids) - 1
+            self._withheld = TokenDelta(
+                delta.sequence_index,
+                delta.start + last,
+                delta.token_ids[last:],
+                delta.logprobs[last:],
+            )
+            delta = replace(delta, token_ids=delta.token_ids[:last], logprobs=delta.logprobs[:last])
+        return delta
+
+    def _ends_silently(self, delta: TokenDelta) -> bool:
+        return delta.finish_reason is FinishReason.STOP and self._drops_stop_token
+
     def _each(self, delta: TokenDelta) -> TextDelta:
         """Token by token, so that a stop string is found at the token that completes it."""
         detokenizer, stop_strings = self._detokenizer, self._stop_strings
         last = len(delta.token_ids) - 1
-        unseen = delta.finish_reason is FinishReason.STOP and self._drops_stop_token
+        unseen = self._ends_silently(delta)
         pieces: list[str] = []
         logprobs: list[PositionTextLogprobs] = []
         for n, token_id in enumerate(delta.token_ids):

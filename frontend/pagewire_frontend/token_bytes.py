@@ -15,20 +15,14 @@ from typing import Any
 
 from tokenizers import Tokenizer as HubTokenizer
 
-from pagewire.errors import InvalidArgumentError
-
 _SPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def unknown_token(token_id: int) -> InvalidArgumentError:
-    """The error for an id that the tokenizer has no token for."""
-    return InvalidArgumentError("token_ids", f"the tokenizer has no token with the id {token_id}")
-
-
 class _Table(dict[int, bytes]):
     """Token id to bytes, filled as ids come up: a whole vocabulary takes a while, and most of it is
-    never asked for."""
+    never asked for. An id without a token has none: models pad their vocabulary beyond their
+    tokenizer's, and may sample from the padding."""
 
     def __init__(self, tokenizer: HubTokenizer, rules: _Rules, skipped: frozenset[int]) -> None:
         super().__init__()
@@ -39,7 +33,7 @@ class _Table(dict[int, bytes]):
     def __missing__(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
-            raise unknown_token(token_id)
+            return b""  # not kept: there is no end of such ids
         spelt = b"" if token_id in self._skipped else self._rules.bytes_of(token)
         self[token_id] = spelt
         return spelt
@@ -49,8 +43,8 @@ class TokenBytes:
     """Token ids to bytes.
 
     Attributes:
-        with_special, without_special: token id to bytes; the second gives b"" for control tokens.
-            A lookup raises InvalidArgumentError for an id that has no token.
+        with_special, without_special: token id to bytes, b"" for an id that has no token; the
+            second gives b"" for control tokens too.
         first_spaces: how many spaces are dropped at the very start of a text.
         first_token_spaces: whether those of the first token are, as Metaspace has it.
     """

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
-from pagewire_frontend.token_bytes import TokenBytes, token_bytes_for, unknown_token
+from pagewire_frontend.token_bytes import TokenBytes, token_bytes_for
 
 _ROLES = (
     "bos_token",
@@ -105,16 +105,12 @@ class Tokenizer:
         return self._plain.encode(text, control_spans, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids; U+FFFD where their bytes are not valid UTF-8.
-
-        Raises:
-            InvalidArgumentError: an id has no token.
-        """
+        """Text of the ids; U+FFFD where their bytes are not valid UTF-8. An id without a token has
+        no text."""
         if self.token_bytes is not None:
             return self.token_bytes.decode(ids, skip_special_tokens=skip_special_tokens)
-        for token_id in ids:
-            self.token(token_id)
-        return str(self._parsing.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        known = [token_id for token_id in ids if self.has_token(token_id)]
+        return str(self._parsing.decode(known, skip_special_tokens=skip_special_tokens))
 
     def token(self, token_id: int) -> str:
         """The token as the vocabulary spells it, such as `Ġthe` or `<0x0A>`.
@@ -122,10 +118,11 @@ class Tokenizer:
         Raises:
             InvalidArgumentError: the id has no token.
         """
-        token = self._parsing.id_to_token(token_id) if 0 <= token_id < 2**32 else None
-        if token is None:
-            raise unknown_token(token_id)
-        return str(token)
+        if not self.has_token(token_id):
+            raise InvalidArgumentError(
+                "token_ids", f"the tokenizer has no token with the id {token_id}"
+            )
+        return str(self._parsing.id_to_token(token_id))
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it; None when it has none."""
@@ -134,13 +131,15 @@ class Tokenizer:
 
     def has_token(self, token_id: int) -> bool:
         """Whether the id has a token; a model's padding of the vocabulary has none."""
-        return self._parsing.id_to_token(token_id) is not None
+        return 0 <= token_id < 2**32 and self._parsing.id_to_token(token_id) is not None
 
     def token_bytes_of(self, token_id: int) -> bytes:
-        """What the token adds to a text, in bytes; a lone byte of a character is that byte."""
+        """What the token adds to a text, in bytes; a lone byte of a character is that byte, and an
+        id without a token adds nothing."""
         if self.token_bytes is not None:
             return self.token_bytes.with_special[token_id]
-        self.token(token_id)
+        if not self.has_token(token_id):
+            return b""
         return str(self._parsing.decode([token_id], skip_special_tokens=False)).encode()
 
     def token_text(self, token_id: int) -> str:

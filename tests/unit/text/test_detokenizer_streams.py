@@ -187,14 +187,25 @@ def test_sentencepiece_drops_the_prefix_space_of_a_text_and_keeps_that_of_a_cont
 
 
 @families
-def test_an_id_without_a_token_is_an_error_that_names_it(tokenizer: Tokenizer) -> None:
-    missing = tokenizer.vocab_size + 5
-    with pytest.raises(InvalidArgumentError, match=str(missing)):
-        stream(tokenizer, [5, missing])
-    with pytest.raises(InvalidArgumentError, match=str(missing)):
-        tokenizer.decode([missing])
-    # A padded id in the prompt has no text and does no harm.
-    assert stream(tokenizer, [5], prompt=[missing])
+def test_ids_without_a_token_have_no_text_and_change_no_other(tokenizer: Tokenizer) -> None:
+    """vllm#21951: a padded vocabulary has ids that the tokenizer lacks, and a model can sample
+    them."""
+    ids = tokenizer.encode("hello one of them 🙂", add_special_tokens=False)
+    text = tokenizer.decode(ids)
+    assert text
+    for missing in (tokenizer.vocab_size + 5, 2**32 - 1, 2**40, -1):
+        padded = [missing, *(i for known in ids for i in (known, missing))]
+        assert "".join(stream(tokenizer, padded)) == text
+        assert "".join(stream(tokenizer, padded, [7])) == text
+        assert tokenizer.decode(padded) == text
+        assert tokenizer.token_bytes_of(missing) == b""
+        assert stream(tokenizer, ids, prompt=[missing]) == stream(tokenizer, ids)
+
+
+@families
+def test_an_id_without_a_token_has_no_spelling(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidArgumentError, match=str(tokenizer.vocab_size + 5)):
+        tokenizer.token(tokenizer.vocab_size + 5)
 
 
 def test_control_tokens_are_left_out_or_kept() -> None:

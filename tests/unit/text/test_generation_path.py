@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pagewire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
-    InternalError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
@@ -136,6 +135,51 @@ async def test_the_stop_token_counts_and_has_no_text_unless_asked_for() -> None:
     assert sequence.token_ids == ids
     kept = await only(turns, stop_token_ids=word, include_stop_str_in_output=True)
     assert kept.text == "Hi."
+
+
+def told_late(turns: list[list[TokenDelta]]) -> list[list[TokenDelta]]:
+    """The same turns, the finish in one of its own behind the last token."""
+    (last,) = turns[-1]
+    end = TokenDelta(last.sequence_index, last.start + len(last.token_ids), [])
+    end.finish_reason, end.stop_token_id = last.finish_reason, last.stop_token_id
+    last.finish_reason = last.stop_token_id = None
+    return [*turns, [end]]
+
+
+@pytest.mark.parametrize("stop", [(), "never said"])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("sizes", [[], [2], [9]])
+async def test_a_stop_token_has_no_text_though_the_finish_comes_after_it(
+    stop: str, kept: bool, sizes: list[int]
+) -> None:
+    word = TOKENIZER.encode(".", add_special_tokens=False)
+    ids = [*TOKENIZER.encode("Hi"), *word]
+    turns = turns_of(ids, sizes, finish_reason=FinishReason.STOP, stop_token_id=word[0])
+    sequence = await only(
+        told_late(turns), stop=stop, stop_token_ids=word, include_stop_str_in_output=kept
+    )
+    assert (sequence.text, sequence.token_ids) == ("Hi." if kept else "Hi", ids)
+    assert sequence.stop_reason == word[0]
+
+
+async def test_a_stop_token_that_ended_nothing_keeps_its_text_its_place_and_its_logprob() -> None:
+    word = TOKENIZER.encode(".", add_special_tokens=False)
+    for turns in (with_logprobs(IDS), told_late(with_logprobs(IDS))):
+        sequence = await only(turns, stop_token_ids=word, logprobs=0)
+        assert (sequence.text, sequence.token_ids) == (TEXT, IDS)
+        assert [p.token.token_id for p in sequence.logprobs] == IDS
+        assert sequence.finish_reason is FinishReason.LENGTH
+    # The last token of all may be one, and the length the reason.
+    ids = [*TOKENIZER.encode("Hi"), *word]
+    assert (await only(told_late(turns_of(ids)), stop_token_ids=word)).text == "Hi."
+
+
+async def test_the_end_token_of_the_model_has_no_text_though_the_finish_comes_after_it() -> None:
+    turns = told_late(turns_of([*IDS, END], finish_reason=FinishReason.STOP))
+    path, _ = await generation(turns, eos_token_ids=(END,))
+    params = SamplingParams(skip_special_tokens=False)
+    running = await path.start(GenerationRequest(prompt="x", sampling_params=params))
+    assert (await running.collect()).sequences[0].text == TEXT
 
 
 async def test_end_of_sequence_has_no_text_and_no_stop_reason() -> None:
@@ -337,23 +381,14 @@ async def test_a_cancelled_reader_aborts_in_the_engine() -> None:
     assert fake.streams[0].aborts == 1
 
 
-async def test_a_token_that_is_not_text_fails_its_request_only() -> None:
-    answers = {"bad": [5, PADDED_VOCABULARY - 1, 6], "good": IDS}
-
-    def answer(request: EngineRequest) -> list[list[TokenDelta]]:
-        return turns_of(answers[request.request_id.split("-")[0]])
-
-    fake = ReplayingClient(FILES, answer, vocab_size=PADDED_VOCABULARY)
-    path = await Generation.create(fake, GenerationSettings())
-    bad = await path.start(GenerationRequest(request_id="bad", prompt="x"))
-    good = await path.start(GenerationRequest(request_id="good", prompt="x"))
-    results = await asyncio.gather(bad.collect(), good.collect(), return_exceptions=True)
-    await asyncio.sleep(0)
-    assert isinstance(results[0], InternalError)
-    assert str(PADDED_VOCABULARY - 1) in results[0].message
-    assert isinstance(results[1], FinishedGeneration)
-    assert results[1].sequences[0].text == TEXT
-    assert [stream.aborts for stream in fake.streams] == [1, 0]
+@pytest.mark.parametrize("stop", [(), "STOP"])
+async def test_a_token_of_the_padded_vocabulary_counts_and_has_no_text(stop: str) -> None:
+    ids = [IDS[0], PADDED_VOCABULARY - 1, *IDS[1:]]
+    sequence = await only(with_logprobs(ids), logprobs=1, stop=stop)
+    assert sequence.text == (TEXT[: TEXT.index("STOP")] if stop else TEXT)
+    assert sequence.token_ids == ids[: len(sequence.token_ids)]
+    assert len(sequence.logprobs) == len(sequence.token_ids)
+    assert (sequence.logprobs[1].token.text, sequence.logprobs[1].token.bytes) == ("", b"")
 
 
 async def test_what_the_engine_failed_with_reaches_the_reader() -> None:
