@@ -334,7 +334,8 @@ def _engine_config(model: str, settings: dict[str, Any]) -> EngineConfig:
         if first["type"] == "extra_forbidden":
             known = ", ".join(EngineConfig.model_fields)
             raise InvalidArgumentError(name, f"is not a setting; there are: {known}") from None
-        raise InvalidArgumentError(name, str(first["msg"])) from None
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise InvalidArgumentError(name, message) from None
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 # What one step computes at most, unless told otherwise, by kind of device.
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
@@ -51,14 +59,17 @@ class EngineConfig(BaseModel):
         default=None, ge=1, description="Longest prompt plus output. Default: the model's."
     )
     block_size: int = Field(default=16, ge=1, le=256, description="Tokens in a KV block.")
-    kv_cache_memory: int | None = Field(
-        default=None, ge=1, description="Bytes of KV cache. Default: measured, within limits."
+    kv_cache_memory: ByteSize | None = Field(
+        default=None,
+        ge=1,
+        description="Memory of the KV cache, such as 4GiB. Default: on CUDA what "
+        "gpu-memory-utilization leaves, on CPU 40% of what is free, at most 4 GiB.",
     )
-    swap_space: int | None = Field(
+    swap_space: ByteSize | None = Field(
         default=None,
         ge=0,
-        description="Bytes of host memory for the KV blocks of preempted requests; 0: none. "
-        "Default: 4 GiB on CUDA, less on CPU, where it takes memory only once it is used.",
+        description="Host memory for the KV blocks of preempted requests, such as 4GiB; 0: none. "
+        "Default: 10% of what is free, at most 4 GiB on CUDA, 1 GiB on CPU.",
     )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(
         default="auto",
@@ -69,8 +80,8 @@ class EngineConfig(BaseModel):
         default=True,
         description="Keep the blocks of finished prompts for prompts that begin alike.",
     )
-    num_blocks_override: int | None = Field(
-        default=None, ge=1, description="Number of KV blocks, instead of measuring."
+    num_gpu_blocks_override: int | None = Field(
+        default=None, ge=1, description="Number of KV blocks (on CPU too), instead of measuring."
     )
     gpu_memory_utilization: float = Field(
         default=0.9, gt=0, le=1, description="Share of the GPU's memory to use."
@@ -114,3 +125,13 @@ class EngineConfig(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages to log."
     )
+
+    @field_validator("kv_cache_memory", "swap_space", mode="wrap")
+    @classmethod
+    def _size(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if error.errors()[0]["type"].startswith("byte_size"):
+                raise ValueError("must be a size, such as 4GiB, or a number of bytes") from None
+            raise

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ByteSize, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from pagewire import __version__
@@ -384,6 +384,8 @@ def _metavar(field: FieldInfo) -> str:
     arms = _arms(field)
     if len(arms) == 1 and typing.get_origin(arms[0]) is Literal:
         return "{" + ",".join(str(choice) for choice in typing.get_args(arms[0])) + "}"
+    if arms == [ByteSize]:
+        return "SIZE"
     if all(isinstance(arm, type) and issubclass(arm, int) for arm in arms):
         return "N"
     if all(isinstance(arm, type) and issubclass(arm, (int, float)) for arm in arms):

@@ -43,7 +43,9 @@ class Laboratory:
     """The model loaded once; each `run` is an engine of its own around it."""
 
     def __init__(self, model: Path) -> None:
-        config = EngineConfig(model=str(model), num_blocks_override=NUM_BLOCKS, max_model_len=1024)
+        config = EngineConfig(
+            model=str(model), num_gpu_blocks_override=NUM_BLOCKS, max_model_len=1024
+        )
         files = resolve_model(config)
         self.eos_token_ids = load_description(files, config).eos_token_ids
         self.executor = SingleProcessExecutor(config, files)

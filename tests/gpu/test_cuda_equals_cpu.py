@@ -48,7 +48,7 @@ def answers(
         device=device,
         dtype=dtype,
         block_size=4 if num_blocks < 1000 else 16,
-        num_blocks_override=num_blocks,
+        num_gpu_blocks_override=num_blocks,
         max_num_batched_tokens=32,
         max_model_len=96,
     )

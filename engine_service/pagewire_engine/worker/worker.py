@@ -101,8 +101,9 @@ class Worker:
         Raises:
             InvalidArgumentError: not even one does.
         """
-        if self._config.num_blocks_override is not None:
-            return self._config.num_blocks_override
+        if self._config.num_gpu_blocks_override is not None:
+            return self._config.num_gpu_blocks_override
+        memory: int
         setting = "kv_cache_memory"
         if self._config.kv_cache_memory is not None:
             memory = self._config.kv_cache_memory
@@ -126,8 +127,7 @@ class Worker:
         memory, block_bytes = self._config.swap_space, self._block_bytes()
         if memory is None:
             # Swapped blocks come from the pool; what a few steps swap out is far less than all.
-            memory = default_swap_bytes(self._device.type)
-            return min(memory // block_bytes, self._num_blocks)
+            return min(default_swap_bytes(self._device.type) // block_bytes, self._num_blocks)
         if 0 < memory < block_bytes:
             raise InvalidArgumentError(
                 "swap_space",
@@ -154,7 +154,7 @@ class Worker:
             raise InvalidArgumentError(
                 "max_model_len",
                 f"a sequence of {wanted} tokens does not fit the KV cache of {num_blocks} blocks "
-                f"({held} tokens); lower it, or raise kv_cache_memory or num_blocks_override",
+                f"({held} tokens); lower it, or raise kv_cache_memory or num_gpu_blocks_override",
             )
         logger.warning(
             "the model can do %d tokens, but the KV cache holds %d: sequences are limited to that; "

@@ -57,7 +57,7 @@ def answers(
         dtype="float32",
         skip_tokenizer_init=True,
         block_size=4,
-        num_blocks_override=num_blocks,
+        num_gpu_blocks_override=num_blocks,
     )
     executor = SingleProcessExecutor(config, resolve_model(config))
     engine = Engine(

@@ -34,7 +34,7 @@ PARAMS = SamplingParams(
 
 def _config(folder: Path) -> EngineConfig:
     return EngineConfig(
-        model=str(folder), device="cpu", block_size=4, num_blocks_override=40, num_threads=1
+        model=str(folder), device="cpu", block_size=4, num_gpu_blocks_override=40, num_threads=1
     )
 
 

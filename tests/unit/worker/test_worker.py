@@ -47,13 +47,13 @@ def test_the_default_is_a_share_of_free_memory(
 def test_a_small_pool_limits_the_sequences(
     tiny_llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _worker(tiny_llama, num_blocks_override=5).info().max_model_len == 20
+    assert _worker(tiny_llama, num_gpu_blocks_override=5).info().max_model_len == 20
     assert "128 tokens, but the KV cache holds 20" in caplog.text
 
 
 def test_a_pool_too_small_for_what_was_asked_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"max_model_len.*64.*16.*kv_cache_memory"):
-        _worker(tiny_llama, num_blocks_override=4, max_model_len=64)
+        _worker(tiny_llama, num_gpu_blocks_override=4, max_model_len=64)
 
 
 def test_memory_for_less_than_a_block_is_refused(tiny_llama: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_missing_attention_backend_is_named(
     monkeypatch.setitem(attention._BACKEND_MODULES, "cpu", "pagewire_kernels.not_there")
     with pytest.raises(FailedPreconditionError, match=r"attention_backend.*'cpu'.*reinstall"):
         _worker(tiny_llama, attention_backend="cpu")
-    assert _worker(tiny_llama, attention_backend="auto", num_blocks_override=4).info()
+    assert _worker(tiny_llama, attention_backend="auto", num_gpu_blocks_override=4).info()
 
 
 def test_a_backend_that_cannot_do_the_heads_says_so(
@@ -91,7 +91,7 @@ def test_a_backend_that_cannot_do_the_heads_says_so(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_runs(tiny_llama: Path, dtype: str) -> None:
-    worker = _worker(tiny_llama, dtype=dtype, num_blocks_override=64)
+    worker = _worker(tiny_llama, dtype=dtype, num_gpu_blocks_override=64)
     plan = largest_step(100, max_num_seqs=8, max_model_len=40, block_size=4)
     result = worker.execute(plan)
     assert len(result.sampled) == 8
