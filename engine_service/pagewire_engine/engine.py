@@ -151,6 +151,8 @@ class Engine:
             step_decode_tokens=counters.step_decode_tokens,
             step_time_s=counters.step_time_s,
             num_prefill_chunks=counters.num_prefill_chunks,
+            iteration_tokens=counters.iteration_tokens.snapshot(),
+            step_time=counters.step_time.snapshot(),
         )
 
     def _new_request(self, submission: Submission) -> Request:
@@ -195,8 +197,8 @@ class Engine:
         self._count_scheduled(schedule, started)
         if schedule.plan.scheduled:
             result = self._execute(schedule)
-            self._apply(schedule, result)
-        self._counters.step_time_s = self._clock() - started
+            self._apply(schedule, result, started)
+        self._counters.count_step_end(self._clock() - started)
         return self.take_outputs()
 
     def take_outputs(self) -> StepOutputs:
@@ -228,8 +230,10 @@ class Engine:
             merged.failed.extend(result.failed)
         return merged
 
-    def _apply(self, schedule: Schedule, result: StepResult) -> None:
+    def _apply(self, schedule: Schedule, result: StepResult, started: float) -> None:
         """Books what a step computed: tokens in the cache, prompt log probabilities, new tokens."""
+        now = self._clock()
+        _count_step(schedule, now - started)
         for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
             sequence.num_computed_tokens += entry.num_tokens
         for sequence_id, why in result.failed:
@@ -240,7 +244,6 @@ class Engine:
             self.scheduler.share_prompt(sequence)
         for chunk in result.prompt_logprobs:
             self._tell_prompt_logprobs(chunk)
-        now = self._clock()
         for token in result.sampled:
             self._append_token(token, now)
 
@@ -262,7 +265,8 @@ class Engine:
         if sequence is None:
             return  # its request failed in this step
         request = sequence.request
-        if request.clock.first_token is None:
+        is_first = request.clock.first_token is None
+        if is_first:
             request.clock.first_token = now
             self._counters.num_prompt_tokens += request.num_prompt_tokens
         self._counters.num_generation_tokens += 1
@@ -276,7 +280,8 @@ class Engine:
         times = None
         if reason is not None:
             self._end(sequence, reason)
-            times = request.clock.times(now, request.num_preemptions)
+        if is_first or reason is not None:
+            times = request.times(now)
         self._outputs.sequences.append(
             SequenceOutput(
                 request_id=request.request_id,
@@ -330,7 +335,7 @@ class Engine:
                 stop_token_id=sequence.stop_token_id,
                 num_tokens=num_tokens,
                 cumulative_logprob=sequence.cumulative_logprob,
-                times=request.clock.times(self._clock(), request.num_preemptions),
+                times=request.times(self._clock()),
             )
         )
 
@@ -346,6 +351,15 @@ class Engine:
         del self._requests[request.request_id]
         self._outputs.failures.append(RequestFailure(request.request_id, error))
         self._counters.num_requests_failed += 1
+
+
+def _count_step(schedule: Schedule, seconds: float) -> None:
+    """Counts a step for each request it computed; the sequences of one stand side by side."""
+    counted = None
+    for sequence in schedule.sequences:
+        if sequence.request is not counted:
+            counted = sequence.request
+            counted.clock.count_step(seconds)
 
 
 def _failed(error: Exception) -> str:

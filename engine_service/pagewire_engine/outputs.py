@@ -22,7 +22,7 @@ class SequenceOutput:
         stop_token_id: the stop token id that ended it, if one did (not end-of-sequence).
         num_tokens: tokens of the sequence's output so far, these included.
         cumulative_logprob: of the output so far; 0 unless logprobs were asked for.
-        times: set with finish_reason.
+        times: set with the request's first token and with finish_reason.
     """
 
     request_id: str

@@ -80,17 +80,13 @@ class RequestClock:
     arrival: float
     first_scheduled: float | None = None
     first_token: float | None = None
+    num_steps: int = 0
+    step_s: float = 0.0
 
-    def times(self, now: float, num_preemptions: int) -> RequestTimes:
-        """What is told when a sequence of the request ends at `now`."""
-        scheduled = now if self.first_scheduled is None else self.first_scheduled
-        token = now if self.first_token is None else self.first_token
-        return RequestTimes(
-            queue_s=scheduled - self.arrival,
-            prefill_s=token - scheduled,
-            decode_s=now - token,
-            preemptions=num_preemptions,
-        )
+    def count_step(self, seconds: float) -> None:
+        """A step computed something of the request."""
+        self.num_steps += 1
+        self.step_s += seconds
 
 
 class Request:
@@ -146,6 +142,20 @@ class Request:
     def leader(self) -> Sequence:
         """The sequence that computes the prompt for all: one that waits for its first token."""
         return next((s for s in self.live if not s.output_token_ids), self.live[0])
+
+    def times(self, now: float) -> RequestTimes:
+        """What is told when the request has its first token, or a sequence ends, at `now`."""
+        clock = self.clock
+        scheduled = now if clock.first_scheduled is None else clock.first_scheduled
+        token = now if clock.first_token is None else clock.first_token
+        return RequestTimes(
+            queue_s=scheduled - clock.arrival,
+            prefill_s=token - scheduled,
+            decode_s=now - token,
+            preemptions=self.num_preemptions,
+            steps=clock.num_steps,
+            step_s=clock.step_s,
+        )
 
     @property
     def leader_alone(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pagewire.errors import PagewireError
-from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire.outputs import PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.v1 import sampling_pb2, token_deltas_pb2
 from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
 
@@ -114,6 +114,8 @@ class SequenceLog:
         "first",
         "logprobs",
         "sequence",
+        "start",
+        "start_times",
         "stream",
         "tokens",
     )
@@ -129,6 +131,9 @@ class SequenceLog:
         self.tokens: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
         self.end: SequenceOutput | None = None
+        # Where the request's first token is, if it is this sequence's, and what is told with it.
+        self.start = 0
+        self.start_times: RequestTimes | None = None
 
     def record(self, output: SequenceOutput) -> None:
         """Takes over what a step produced.
@@ -145,8 +150,10 @@ class SequenceLog:
             self.tokens += output.token_ids
             if output.logprobs:
                 self.logprobs += output.logprobs
-        if output.finish_reason is not None and self.end is None:
-            self.end = output
+        if output.finish_reason is not None:
+            self.end = self.end or output
+        elif output.times is not None:
+            self.start, self.start_times = output.start, output.times
 
     @property
     def pending(self) -> bool:
@@ -169,6 +176,9 @@ class SequenceLog:
                 frame.token_id += self.tokens
             else:
                 frame.token_id += self.tokens[done : done + count]
+            if self.start_times is not None and self.cursor <= self.start:
+                started = frame.message.started.add(stream=self.stream, sequence=self.sequence)
+                fill_times(started.times, self.start_times)
             if self.logprobs:
                 entry = frame.message.logprobs.add(
                     stream=self.stream, sequence=self.sequence, start=self.cursor
@@ -195,12 +205,7 @@ class SequenceLog:
         if end.stop_token_id is not None:
             entry.stop_token_id = end.stop_token_id
         if end.times is not None:
-            times = end.times
-            entry.times.queue_s = times.queue_s
-            entry.times.prefill_s = times.prefill_s
-            entry.times.decode_s = times.decode_s
-            entry.times.cached_tokens = times.cached_tokens
-            entry.times.preemptions = times.preemptions
+            fill_times(entry.times, end.times)
         frame.room -= 64
 
     def confirm(self, position: int) -> bool:
@@ -294,6 +299,17 @@ class FailureNote:
 
     def rewind(self) -> None:
         self.sent = False
+
+
+def fill_times(message: token_deltas_pb2.RequestTimes, times: RequestTimes) -> None:
+    """Writes a request's times into their message."""
+    message.queue_s = times.queue_s
+    message.prefill_s = times.prefill_s
+    message.decode_s = times.decode_s
+    message.cached_tokens = times.cached_tokens
+    message.preemptions = times.preemptions
+    message.steps = times.steps
+    message.step_s = times.step_s
 
 
 def fill_position(message: sampling_pb2.PositionLogprobs, position: PositionLogprobs) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from pagewire.histogram import Histogram, HistogramCounts
+
+# vLLM's buckets of `iteration_tokens_total`.
+_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SECONDS_BOUNDS = (
+    0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15,
+    0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +20,9 @@ class EngineStats:
 
     Counters run since the engine's start. `num_prefill_chunks` counts every piece of a prefill, a
     prompt computed in one step being one: more chunks than prefills means that prompts were split.
-    The `step_*` fields are of the last step; `step_time_s` is in seconds.
+    `prefix_cache_queries` and `prefix_cache_hits` count prompt tokens. The `step_*` fields are of
+    the last step; `step_time_s` is in seconds. The histograms are of all steps that computed
+    something: `iteration_tokens` of the tokens computed in each, `step_time` of its seconds.
     """
 
     step: int = 0
@@ -30,6 +41,12 @@ class EngineStats:
     step_decode_tokens: int = 0
     step_time_s: float = 0.0
     num_prefill_chunks: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_cpu_blocks: int = 0
+    num_free_cpu_blocks: int = 0
+    iteration_tokens: HistogramCounts = field(default_factory=HistogramCounts)
+    step_time: HistogramCounts = field(default_factory=HistogramCounts)
 
 
 @dataclass(slots=True)
@@ -45,3 +62,13 @@ class EngineCounters:
     step_prefill_tokens: int = 0
     step_decode_tokens: int = 0
     step_time_s: float = 0.0
+    iteration_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKEN_BOUNDS))
+    step_time: Histogram = field(default_factory=lambda: Histogram(_SECONDS_BOUNDS))
+
+    def count_step_end(self, seconds: float) -> None:
+        """The last step has taken so long."""
+        self.step_time_s = seconds
+        num_tokens = self.step_prefill_tokens + self.step_decode_tokens
+        if num_tokens:
+            self.iteration_tokens.observe(num_tokens)
+            self.step_time.observe(seconds)

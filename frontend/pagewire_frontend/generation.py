@@ -14,7 +14,6 @@ from pagewire.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from pagewire.outputs import RequestTimes
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
 from pagewire_frontend.engine_client.base import (
@@ -29,6 +28,7 @@ from pagewire_frontend.generation_types import (
     GenerationRequest,
     GenerationUpdate,
 )
+from pagewire_frontend.phase_times import PhaseTimes
 from pagewire_frontend.sequence_text import SequenceText
 from pagewire_frontend.tokenizer import Tokenizer
 
@@ -311,7 +311,7 @@ class RunningGeneration:
         ]
         self._unfinished = params.n
         self._next_prompt_position = 1
-        self._times: RequestTimes | None = None
+        self._times = PhaseTimes()
         self._ended = False
 
     def __aiter__(self) -> AsyncIterator[GenerationUpdate]:
@@ -344,6 +344,7 @@ class RunningGeneration:
 
     def _update(self, deltas: list[TokenDelta]) -> GenerationUpdate | None:
         update = GenerationUpdate([])
+        ended_here = False
         for delta in deltas:
             sequence = self._sequences[delta.sequence_index]
             if delta.prompt_logprobs:
@@ -354,15 +355,17 @@ class RunningGeneration:
             if text_delta.token_ids or sequence.finished:
                 update.deltas.append(text_delta)
             if delta.times is not None:
-                self._times = delta.times
+                self._times.take(delta.times, is_end=delta.finish_reason is not None)
             if sequence.finished:
                 self._unfinished -= 1
-                if sequence.stopped_by_string and delta.finish_reason is None:
+                ended_here = sequence.stopped_by_string and delta.finish_reason is None
+                if ended_here:
                     self._generation.in_background(
                         self._stream.finish_sequence(delta.sequence_index)
                     )
         if not self._unfinished:
-            update.times = self._times or RequestTimes()
+            num_tokens = max(sequence.num_tokens for sequence in self._sequences)
+            update.times = self._times.final(num_tokens=num_tokens, ended_here=ended_here)
             self._end()
         return update if update.deltas or update.prompt_logprobs else None
 

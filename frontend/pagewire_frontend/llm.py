@@ -25,10 +25,23 @@ from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
-from pagewire_frontend.llm_outputs import CompletionOutput, Logprob, RequestOutput, request_output
+from pagewire_frontend.llm_outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    request_output,
+)
 from pagewire_frontend.tokenizer import Tokenizer
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "load_chat_template"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "load_chat_template",
+]
 
 Prompt = str | Mapping[str, Any]
 Messages = list[dict[str, Any]]

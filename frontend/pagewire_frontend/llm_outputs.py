@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire.outputs import PositionLogprobs
 from pagewire_frontend.finished import FinishedGeneration, FinishedSequence
@@ -44,6 +44,37 @@ class CompletionOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Seconds of a prompt's life in the engine.
+
+    Attributes:
+        queue_s: until it was scheduled for the first time.
+        prefill_s: from there to its first token.
+        decode_s: from its first token to its end.
+        steps: engine steps that computed something of it.
+        step_s: what those steps took.
+        preemptions: how often it lost its blocks.
+    """
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    steps: int = 0
+    step_s: float = 0.0
+    preemptions: int = 0
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """Queue and prefill together."""
+        return self.queue_s + self.prefill_s
+
+    @property
+    def total_s(self) -> float:
+        """All phases together."""
+        return self.time_to_first_token_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """A prompt and its answers.
 
@@ -54,6 +85,8 @@ class RequestOutput:
         prompt_logprobs: one entry a token of the prompt, None for the first. None unless asked for.
         outputs: the n answers.
         finished: always True.
+        metrics: how long the phases of its life took.
+        num_cached_tokens: prompt tokens that the prefix cache held.
     """
 
     request_id: str
@@ -62,6 +95,8 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     outputs: list[CompletionOutput]
     finished: bool = True
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    num_cached_tokens: int = 0
 
 
 def request_output(
@@ -73,6 +108,7 @@ def request_output(
     with_prompt_logprobs: bool,
 ) -> RequestOutput:
     """From a finished generation."""
+    times = finished.times
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     if with_prompt_logprobs:
         prompt_logprobs = [None, *(_position(p, tokenizer) for p in finished.prompt_logprobs)]
@@ -82,6 +118,15 @@ def request_output(
         prompt_token_ids=finished.prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
         outputs=[_completion(sequence, with_logprobs) for sequence in finished.sequences],
+        metrics=RequestMetrics(
+            queue_s=times.queue_s,
+            prefill_s=times.prefill_s,
+            decode_s=times.decode_s,
+            steps=times.steps,
+            step_s=times.step_s,
+            preemptions=times.preemptions,
+        ),
+        num_cached_tokens=times.cached_tokens,
     )
 
 

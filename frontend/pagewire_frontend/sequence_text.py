@@ -25,6 +25,7 @@ class SequenceText:
 
     Attributes:
         finished: nothing more of the sequence is told.
+        num_tokens: its tokens so far, through the one that completed a stop string.
         stopped_by_string: a stop string ended it, so the engine has to be told.
     """
 
@@ -35,13 +36,13 @@ class SequenceText:
         "_each_token",
         "_index",
         "_min_tokens",
-        "_num_tokens",
         "_silent_stops",
         "_stop_strings",
         "_text_length",
         "_tokenizer",
         "_withheld",
         "finished",
+        "num_tokens",
         "stopped_by_string",
     )
 
@@ -74,7 +75,7 @@ class SequenceText:
         # Several tokens at once are cheaper; but a stop string is to be found at its very token,
         # and a log probability has the place of its token.
         self._each_token = bool(params.stop) or params.logprobs is not None
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._text_length = 0
         self._cumulative_logprob = 0.0
         self.finished = False
@@ -98,8 +99,8 @@ class SequenceText:
         else:
             text_delta = TextDelta(self._index, self._detokenizer.feed(token_ids), token_ids)
         if not self._each_token:
-            self._num_tokens += len(token_ids)
-        text_delta.num_tokens = self._num_tokens
+            self.num_tokens += len(token_ids)
+        text_delta.num_tokens = self.num_tokens
         if delta.finish_reason is not None:
             self._finish(text_delta, delta)
         return text_delta
@@ -138,14 +139,14 @@ class SequenceText:
         pieces: list[str] = []
         logprobs: list[PositionTextLogprobs] = []
         for n, token_id in enumerate(delta.token_ids):
-            self._num_tokens += 1
+            self.num_tokens += 1
             if n < len(delta.logprobs):
                 logprobs.append(self._logprob(delta.logprobs[n]))
             if detokenizer is None or (unseen and n == last):
                 continue
             text = detokenizer.feed((token_id,))
             self._text_length += len(text)
-            text, stop = stop_strings.feed(text, suspended=self._num_tokens < self._min_tokens)
+            text, stop = stop_strings.feed(text, suspended=self.num_tokens < self._min_tokens)
             pieces.append(text)
             if stop is not None:
                 return self._stopped(pieces, delta.token_ids[: n + 1], logprobs, stop)
@@ -170,7 +171,7 @@ class SequenceText:
             logprobs,
             FinishReason.STOP,
             stop,
-            self._num_tokens,
+            self.num_tokens,
             self._cumulative_logprob,
         )
 
@@ -181,7 +182,7 @@ class SequenceText:
         text_delta.cumulative_logprob = delta.cumulative_logprob
         if self._detokenizer is not None:
             text, stop = self._stop_strings.feed(
-                self._detokenizer.finish(), suspended=self._num_tokens < self._min_tokens
+                self._detokenizer.finish(), suspended=self.num_tokens < self._min_tokens
             )
             if stop is not None:
                 text_delta.finish_reason, text_delta.stop_reason = FinishReason.STOP, stop

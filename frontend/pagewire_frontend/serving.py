@@ -25,14 +25,19 @@ _SAME_NAMES: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts and times (seconds) of one request, or of several added up."""
+    """Token counts and times (seconds) of one request, or of several added up.
+
+    Attributes:
+        prompt_tokens, completion_tokens: counts.
+        first_token_s, total_s: since the request was accepted here.
+        times: its life in the engine, with the number of cached prompt tokens.
+    """
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
-    queue_s: float
     first_token_s: float
     total_s: float
+    times: RequestTimes
 
 
 class MeteredGeneration:
@@ -112,10 +117,9 @@ class MeteredGeneration:
         return Usage(
             prompt_tokens=len(self.prompt_token_ids),
             completion_tokens=sum(self._num_tokens.values()),
-            cached_tokens=self._times.cached_tokens,
-            queue_s=self._times.queue_s,
             first_token_s=(self._first_token_at or now) - self._started_at,
             total_s=now - self._started_at,
+            times=self._times,
         )
 
     async def collect(self) -> FinishedGeneration:
@@ -129,14 +133,14 @@ class MeteredGeneration:
         metrics = self._metrics
         metrics.request_ended()
         usage = self.usage()
-        metrics.tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        metrics.tokens(usage.prompt_tokens, usage.times.cached_tokens, usage.completion_tokens)
         for reason in set(self._reasons):
             metrics.sequences_finished(reason, self._reasons.count(reason))
         if failure is not None:
             metrics.request_failed(failure)
             return
         metrics.times(
-            queue_s=usage.queue_s,
+            queue_s=usage.times.queue_s,
             first_token_s=usage.first_token_s,
             total_s=usage.total_s,
             tokens=usage.completion_tokens // max(1, len(self._num_tokens)),
@@ -146,13 +150,21 @@ class MeteredGeneration:
 def total_usage(generations: Sequence[MeteredGeneration]) -> Usage:
     """Of a request made of several prompts: counts added up, times of the slowest."""
     usages = [generation.usage() for generation in generations]
+    times = [usage.times for usage in usages]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in usages),
-        queue_s=max(usage.queue_s for usage in usages),
         first_token_s=max(usage.first_token_s for usage in usages),
         total_s=max(usage.total_s for usage in usages),
+        times=RequestTimes(
+            queue_s=max(one.queue_s for one in times),
+            prefill_s=max(one.prefill_s for one in times),
+            decode_s=max(one.decode_s for one in times),
+            cached_tokens=sum(one.cached_tokens for one in times),
+            preemptions=sum(one.preemptions for one in times),
+            steps=max(one.steps for one in times),
+            step_s=max(one.step_s for one in times),
+        ),
     )
 
 

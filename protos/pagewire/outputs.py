@@ -34,10 +34,22 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Seconds and counts of one request's life in the engine."""
+    """Seconds and counts of one request's life in the engine.
+
+    Attributes:
+        queue_s: from its arrival until it was scheduled for the first time.
+        prefill_s: from there to its first token.
+        decode_s: from its first token to its end.
+        cached_tokens: prompt tokens that the prefix cache held.
+        preemptions: how often it lost its blocks.
+        steps: engine steps that computed something of it.
+        step_s: seconds that those steps took.
+    """
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     cached_tokens: int = 0
     preemptions: int = 0
+    steps: int = 0
+    step_s: float = 0.0

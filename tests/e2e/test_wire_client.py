@@ -85,6 +85,22 @@ async def test_all_sequences_arrive_whole_and_end_once(reached: Reached) -> None
     assert all(end.times is not None for end in got.finished.values())
 
 
+async def test_times_come_with_the_first_token_and_with_the_end(reached: Reached) -> None:
+    stream = await reached.client.submit(request(prompt=tuple(range(1, 600)), max_tokens=20))
+    times = [delta.times async for deltas in stream for delta in deltas]
+    told = [one for one in times if one is not None]
+    first, end = told[0], told[-1]
+    assert len(told) == 2
+    assert times[0] is first
+    assert times[-1] is end
+    # 599 tokens in chunks of 256.
+    assert (first.steps, end.steps) == (3, 3 + 19)
+    assert first.prefill_s == end.prefill_s >= 3 * STEP_TIME_S
+    assert first.decode_s == 0.0
+    assert end.decode_s >= 19 * STEP_TIME_S
+    assert end.step_s == pytest.approx(end.prefill_s + end.decode_s, rel=0.5)
+
+
 async def test_both_ways_give_the_same_tokens(engine: FakeEngine) -> None:
     remote = RemoteEngineClient(engine.target)
     local = InProcessEngineClient(fake_config(), build=build_fake_engine)

@@ -204,9 +204,13 @@ class FakeStream:
             delta.finish_reason = FinishReason.STOP
         elif start + len(token_ids) >= room:
             delta.finish_reason = FinishReason.LENGTH
+        if start == 0 and index == 0:
+            delta.times = RequestTimes(queue_s=0.25, prefill_s=0.5, steps=1, step_s=0.5)
         if delta.finish_reason is not None:
             delta.cumulative_logprob = -0.5 * (start + len(token_ids))
-            delta.times = RequestTimes(decode_s=time.monotonic() - started)
+            decode_s = time.monotonic() - started
+            steps = start // self._client.tokens_a_step + 1
+            delta.times = RequestTimes(0.25, 0.5, decode_s, steps=steps, step_s=0.5 + decode_s)
         return delta
 
 

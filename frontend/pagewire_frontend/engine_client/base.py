@@ -41,7 +41,7 @@ class TokenDelta:
         finish_reason: set when the sequence ended.
         stop_token_id: the stop token id that ended it, if one did.
         cumulative_logprob: set with finish_reason.
-        times: set with finish_reason.
+        times: set with finish_reason; before, when the request's first token came.
         prompt_logprobs: positions from `prompt_logprobs_start` on (1 or above), where asked for;
             sequence 0 only.
     """

@@ -225,6 +225,8 @@ class InProcessEngineClient:
                         output.token_ids,
                         output.logprobs or (),
                     )
+                    if output.times is not None and output.finish_reason is None:
+                        mailbox.add_start(output.sequence_index, output.times)
                 if output.finish_reason is not None:
                     mailbox.finish(
                         output.sequence_index,

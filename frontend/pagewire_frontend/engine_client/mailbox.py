@@ -101,6 +101,12 @@ class Mailbox:
             delta.logprobs += logprobs
             record.cumulative_logprob += sum(position.token.logprob for position in logprobs)
 
+    def add_start(self, index: int, times: RequestTimes) -> None:
+        """Takes what is told with the request's first token, just after that was taken."""
+        delta = self._pending.get(index)
+        if delta is not None and delta.times is None:
+            delta.times = times
+
     def add_prompt_logprobs(self, start: int, positions: list[PositionLogprobs]) -> None:
         """Takes log probabilities of the prompt; repeated ones are dropped by their index."""
         known = self._next_prompt_position - start

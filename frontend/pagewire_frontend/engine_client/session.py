@@ -367,6 +367,10 @@ def deliver(
             except (MissingTokensError, IndexError) as error:
                 on_failure(number, InternalError(f"the delta wire lost tokens: {error}"))
         offset += count
+    for started in deltas.started:
+        mailbox = streams.get(started.stream)
+        if mailbox is not None:
+            mailbox.add_start(started.sequence, _times(started.times))
     for prompt in deltas.prompt_logprobs:
         mailbox = streams.get(prompt.stream)
         if mailbox is not None:
@@ -390,20 +394,25 @@ def deliver(
 
 
 def _finish(mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished) -> None:
-    times = end.times
     mailbox.finish(
         end.sequence,
         FinishReason(end.reason),
         stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
         num_tokens=end.num_tokens,
         cumulative_logprob=end.cumulative_logprob,
-        times=RequestTimes(
-            queue_s=times.queue_s,
-            prefill_s=times.prefill_s,
-            decode_s=times.decode_s,
-            cached_tokens=times.cached_tokens,
-            preemptions=times.preemptions,
-        ),
+        times=_times(end.times),
+    )
+
+
+def _times(message: token_deltas_pb2.RequestTimes) -> RequestTimes:
+    return RequestTimes(
+        queue_s=message.queue_s,
+        prefill_s=message.prefill_s,
+        decode_s=message.decode_s,
+        cached_tokens=message.cached_tokens,
+        preemptions=message.preemptions,
+        steps=message.steps,
+        step_s=message.step_s,
     )
 
 

@@ -25,10 +25,16 @@ def fill_usage(message: inference_pb2.Usage, usage: Usage) -> None:
     """Counts and times into a response's `usage`."""
     message.prompt_tokens = usage.prompt_tokens
     message.completion_tokens = usage.completion_tokens
-    message.cached_tokens = usage.cached_tokens
-    message.queue_s = usage.queue_s
     message.time_to_first_token_s = usage.first_token_s
     message.total_s = usage.total_s
+    times = usage.times
+    message.cached_tokens = times.cached_tokens
+    message.preemptions = times.preemptions
+    message.queue_s = times.queue_s
+    message.prefill_s = times.prefill_s
+    message.decode_s = times.decode_s
+    message.steps = times.steps
+    message.step_s = times.step_s
 
 
 def fill_output(

@@ -13,7 +13,12 @@ from starlette.responses import Response
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
-from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
+from pagewire_frontend.openai_api.chunks import (
+    FINISH_NAMES,
+    ChunkFormat,
+    metrics_block,
+    usage_block,
+)
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody, read_body
@@ -151,6 +156,7 @@ class _ChatReply:
     async def whole(self) -> bytes:
         """The whole answer's JSON."""
         whole = await self._generation.collect()
+        usage = self._generation.usage()
         return orjson.dumps(
             {
                 "id": self._id,
@@ -158,7 +164,8 @@ class _ChatReply:
                 "created": self._created,
                 "model": self._model,
                 "choices": [self._choice(sequence) for sequence in whole.sequences],
-                "usage": usage_block(self._generation.usage()),
+                "usage": usage_block(usage),
+                "metrics": metrics_block(usage),
             }
         )
 

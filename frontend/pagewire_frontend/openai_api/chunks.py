@@ -82,7 +82,8 @@ class ChunkFormat:
         if not self._include_usage:
             return b""
         block = orjson.dumps(usage_block(usage, completion_tokens))
-        return self._head + b'],"usage":' + block + b"}\n\n"
+        metrics = orjson.dumps(metrics_block(usage))
+        return self._head + b'],"usage":' + block + b',"metrics":' + metrics + b"}\n\n"
 
 
 def usage_block(usage: Usage, completion_tokens: int | None = None) -> dict[str, Any]:
@@ -92,5 +93,21 @@ def usage_block(usage: Usage, completion_tokens: int | None = None) -> dict[str,
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": usage.prompt_tokens + completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.times.cached_tokens},
+    }
+
+
+def metrics_block(usage: Usage) -> dict[str, Any]:
+    """The seconds of each phase, beside `usage`: clients that add up the numbers of `usage` must
+    find nothing else there."""
+    times = usage.times
+    return {
+        "queue_s": times.queue_s,
+        "prefill_s": times.prefill_s,
+        "decode_s": times.decode_s,
+        "time_to_first_token_s": usage.first_token_s,
+        "total_s": usage.total_s,
+        "steps": times.steps,
+        "step_s": times.step_s,
+        "preemptions": times.preemptions,
     }

@@ -13,7 +13,12 @@ from starlette.responses import Response
 from pagewire.outputs import FinishReason, PositionLogprobs
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, TextDelta
-from pagewire_frontend.openai_api.chunks import FINISH_NAMES, ChunkFormat, usage_block
+from pagewire_frontend.openai_api.chunks import (
+    FINISH_NAMES,
+    ChunkFormat,
+    metrics_block,
+    usage_block,
+)
 from pagewire_frontend.openai_api.echo import Echo
 from pagewire_frontend.openai_api.event_stream import (
     Emit,
@@ -194,6 +199,7 @@ class _CompletionReply:
             self._choices(position) for position in range(len(self._generations))
         ]
         choices = [choice for group in await run_all(work) for choice in group]
+        usage = total_usage(self._generations)
         return orjson.dumps(
             {
                 "id": self._id,
@@ -201,7 +207,8 @@ class _CompletionReply:
                 "created": self._created,
                 "model": self._model,
                 "choices": choices,
-                "usage": usage_block(total_usage(self._generations), self._completion_tokens()),
+                "usage": usage_block(usage, self._completion_tokens()),
+                "metrics": metrics_block(usage),
             }
         )
 

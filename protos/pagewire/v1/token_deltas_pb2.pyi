@@ -80,7 +80,7 @@ class Heartbeat(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., busy: _Optional[bool] = ...) -> None: ...
 
 class StepDeltas(_message.Message):
-    __slots__ = ("epoch", "frame", "base_frame", "step", "stream", "sequence", "start", "count", "token_id", "finished", "failed", "logprobs", "prompt_logprobs", "vectors")
+    __slots__ = ("epoch", "frame", "base_frame", "step", "stream", "sequence", "start", "count", "token_id", "finished", "failed", "logprobs", "prompt_logprobs", "vectors", "started")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     BASE_FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class StepDeltas(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     frame: int
     base_frame: int
@@ -109,7 +110,18 @@ class StepDeltas(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PromptLogprobs]
     vectors: _containers.RepeatedCompositeFieldContainer[SequenceVector]
-    def __init__(self, epoch: _Optional[int] = ..., frame: _Optional[int] = ..., base_frame: _Optional[int] = ..., step: _Optional[int] = ..., stream: _Optional[_Iterable[int]] = ..., sequence: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token_id: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[StreamFailed, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., vectors: _Optional[_Iterable[_Union[SequenceVector, _Mapping]]] = ...) -> None: ...
+    started: _containers.RepeatedCompositeFieldContainer[StreamStarted]
+    def __init__(self, epoch: _Optional[int] = ..., frame: _Optional[int] = ..., base_frame: _Optional[int] = ..., step: _Optional[int] = ..., stream: _Optional[_Iterable[int]] = ..., sequence: _Optional[_Iterable[int]] = ..., start: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token_id: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[_Union[SequenceFinished, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[StreamFailed, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., vectors: _Optional[_Iterable[_Union[SequenceVector, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[StreamStarted, _Mapping]]] = ...) -> None: ...
+
+class StreamStarted(_message.Message):
+    __slots__ = ("stream", "sequence", "times")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    stream: int
+    sequence: int
+    times: RequestTimes
+    def __init__(self, stream: _Optional[int] = ..., sequence: _Optional[int] = ..., times: _Optional[_Union[RequestTimes, _Mapping]] = ...) -> None: ...
 
 class SequenceFinished(_message.Message):
     __slots__ = ("stream", "sequence", "reason", "stop_token_id", "num_tokens", "cumulative_logprob", "times")
@@ -130,18 +142,22 @@ class SequenceFinished(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., sequence: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., cumulative_logprob: _Optional[float] = ..., times: _Optional[_Union[RequestTimes, _Mapping]] = ...) -> None: ...
 
 class RequestTimes(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "decode_s", "cached_tokens", "preemptions")
+    __slots__ = ("queue_s", "prefill_s", "decode_s", "cached_tokens", "preemptions", "steps", "step_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     decode_s: float
     cached_tokens: int
     preemptions: int
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    steps: int
+    step_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class StreamFailed(_message.Message):
     __slots__ = ("stream", "code", "message", "field")

@@ -61,7 +61,19 @@ async def test_chat_messages_carry_what_is_new_and_usage_comes_last() -> None:
     assert [message.HasField("usage") for message in messages] == [False] * 6 + [True]
     assert messages[-1].choices[0].finish_reason == sampling_pb2.FINISH_REASON_STOP
     assert messages[-1].usage.completion_tokens == 14
-    assert messages[-1].usage.total_s >= messages[-1].usage.time_to_first_token_s > 0
+    usage = messages[-1].usage
+    assert usage.total_s >= usage.time_to_first_token_s > 0
+    assert (usage.queue_s, usage.prefill_s, usage.steps) == (0.25, 0.5, 7)
+    assert usage.step_s == 0.5 + usage.decode_s > 0.5
+
+
+async def test_a_stop_string_leaves_no_time_out() -> None:
+    client = FakeEngineClient(delay_s=0.002)
+    request = chat_request(text_params={"stop": ["wor"]})
+    usage = (await stream(client, "Chat", request)).messages[-1].usage
+    assert usage.completion_tokens == 10
+    assert (usage.queue_s, usage.prefill_s, usage.steps) == (0.25, 0.5, 10)
+    assert usage.step_s == 0.5 + usage.decode_s > 0.5 + 9 * 0.002
 
 
 async def test_generate_tells_sequences_apart_and_why_they_stopped() -> None:

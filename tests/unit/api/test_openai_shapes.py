@@ -31,8 +31,18 @@ async def chat(client: FakeEngineClient | None = None, **body: Any) -> Any:
     return sse_events(response.text) if body.get("stream") else response.json()
 
 
+def check_metrics(metrics: dict[str, Any]) -> None:
+    """The seconds of the phases, as the fake engine has them."""
+    assert (metrics["queue_s"], metrics["prefill_s"], metrics["steps"]) == (0.25, 0.5, 14)
+    assert metrics["step_s"] == 0.5 + metrics["decode_s"]
+    assert metrics["total_s"] >= metrics["time_to_first_token_s"] > 0
+    assert metrics["decode_s"] > 0
+    assert metrics["preemptions"] == 0
+
+
 async def test_a_whole_chat_answer() -> None:
     answer = await chat()
+    check_metrics(answer.pop("metrics"))
     assert answer.pop("id").startswith("chatcmpl-")
     assert answer.pop("created") > 1_700_000_000
     prompt_tokens = len(ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"))
@@ -86,10 +96,12 @@ async def test_usage_is_a_chunk_of_its_own_and_null_in_the_others() -> None:
         assert last["choices"] == []
         assert last["usage"]["completion_tokens"] == 14
         assert last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + 14
+        check_metrics(last["metrics"])
 
 
 async def test_a_whole_completion() -> None:
     answer = await complete()
+    check_metrics(answer.pop("metrics"))
     assert answer.pop("id").startswith("cmpl-")
     assert answer.pop("created") > 1_700_000_000
     assert answer == {

@@ -16,7 +16,9 @@ import pytest
 
 from pagewire import LLM, SamplingParams, load_chat_template
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from pagewire.outputs import RequestTimes
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
+from pagewire_frontend.llm_outputs import RequestMetrics
 from tests.fakes import small_tokenizers
 from tests.fakes.replaying_client import ReplayingClient, turns_of
 
@@ -51,6 +53,20 @@ def fake() -> ReplayingClient:
 def llm(fake: ReplayingClient) -> Iterator[LLM]:
     with LLM.from_client(fake) as llm:
         yield llm
+
+
+def test_an_output_tells_how_long_its_phases_took() -> None:
+    def answer(request: EngineRequest) -> Sequence[list[TokenDelta] | Exception]:
+        turns = turns_of(request.prompt_token_ids)
+        turns[-1][0].times = RequestTimes(1.0, 2.0, 4.0, 3, 5, 6, 3.5)
+        return turns
+
+    fake = ReplayingClient(FILES, answer, vocab_size=TOKENIZER.vocab_size)
+    with LLM.from_client(fake) as llm:
+        (output,) = llm.generate("Hello", use_tqdm=False)
+    assert output.metrics == RequestMetrics(1.0, 2.0, 4.0, steps=6, step_s=3.5, preemptions=5)
+    assert (output.metrics.time_to_first_token_s, output.metrics.total_s) == (3.0, 7.0)
+    assert output.num_cached_tokens == 3
 
 
 def test_prompts_of_every_kind_come_back_in_order(llm: LLM) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pagewire.outputs import FinishReason, PositionLogprobs, TokenLogprob
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.v1.token_deltas_pb2 import StepDeltas
 from pagewire_engine.outputs import SequenceOutput
 from pagewire_engine.retention import MAX_FRAME_BYTES
@@ -58,6 +58,26 @@ def test_a_slow_session_gets_one_long_run_instead_of_many_short_ones() -> None:
     frame = take(owner)
     assert (list(frame.start), list(frame.count)) == ([WINDOW], [40 - WINDOW])
     assert list(frame.token_id) == list(range(WINDOW, 40))
+
+
+def test_the_times_before_the_first_token_go_with_it_until_it_is_acknowledged() -> None:
+    owner = session()
+    stream = open_stream(owner)
+    times = RequestTimes(queue_s=1.0, prefill_s=2.0, cached_tokens=3, steps=4, step_s=5.0)
+    owner.record(stream, SequenceOutput("r", 0, 0, [1], times=times))
+    (started,) = take(owner).started
+    assert (started.stream, started.sequence) == (1, 0)
+    told = started.times
+    assert (told.queue_s, told.prefill_s, told.steps, told.step_s) == (1.0, 2.0, 4, 5.0)
+    assert told.cached_tokens == 3
+    tokens(owner, stream, 1, [2])
+    assert not take(owner).started
+    owner.rewind()
+    (again,) = take(owner).started
+    assert again == started
+    owner.acknowledge(3, 0.0)
+    tokens(owner, stream, 2, [3])
+    assert not take(owner).started
 
 
 def test_acknowledged_tokens_are_forgotten() -> None:
