@@ -12,6 +12,7 @@ from enum import Enum, auto
 from pagewire.errors import InvalidArgumentError
 from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_engine.submission import Submission
+from pagewire_engine.tenant_accounts import TenantAccount
 
 
 class RequestStatus(Enum):
@@ -32,6 +33,8 @@ class Sequence:
         num_tokens: of prompt and output together.
         num_computed_tokens: tokens of `prompt + output` whose keys and values are in the cache.
         num_blocks_told: leading entries of its block table that the worker knows.
+        num_paid_tokens: tokens that were computed before it was preempted; its tenant is not
+            charged for them again.
         cumulative_logprob: sum over the output; 0 unless log probabilities were asked for.
         finish_reason: set when it ended.
         stop_token_id: the stop token id that ended it, if one did.
@@ -43,6 +46,7 @@ class Sequence:
         "index",
         "num_blocks_told",
         "num_computed_tokens",
+        "num_paid_tokens",
         "num_tokens",
         "output_token_ids",
         "request",
@@ -58,6 +62,7 @@ class Sequence:
         self.num_tokens = request.num_prompt_tokens
         self.num_computed_tokens = 0
         self.num_blocks_told = 0
+        self.num_paid_tokens = 0
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
@@ -96,7 +101,10 @@ class Request:
     that is done the leader is scheduled alone.
 
     Attributes:
-        order: sort key of all queues: (priority, number of arrival); lower runs first.
+        order: sort key of the queues: (priority, number of arrival); lower runs first.
+        tenant: whose fair share it counts on.
+        account: what the tenant has been served; the waiting queue's from when it is put there.
+        resubmission: admitted before, so that the queue's bounds do not apply.
         seed: the request's seed, part of the random counter.
         max_num_tokens: longest a sequence may grow, prompt and output together.
         status: which queue holds it.
@@ -124,6 +132,9 @@ class Request:
         self.sampling_params = params
         self.seed = seed
         self.order = (submission.priority, arrival_number)
+        self.tenant = submission.tenant
+        self.account = TenantAccount(submission.tenant)
+        self.resubmission = submission.resubmission
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)

@@ -14,6 +14,7 @@ from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaust
 from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
 from pagewire_engine.request import Request, RequestStatus, Sequence
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
+from pagewire_engine.tenant_accounts import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from pagewire_engine.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
@@ -293,9 +294,20 @@ class Scheduler:
         sequence.num_blocks_told = self.blocks.blocks_for(start + num_tokens)
         new_blocks = self.blocks.block_table(sequence)[told : sequence.num_blocks_told]
         sample_for = sequence.request.sampled_with(sequence) if samples else ()
+        self._charge(sequence, start + num_tokens, len(sample_for))
         return ScheduledSequence(
             sequence.sequence_id, start, num_tokens, told, new_blocks, sample_for
         )
+
+    def _charge(self, sequence: Sequence, end: int, num_outputs: int) -> None:
+        """Counts what is computed of a sequence up to `end` as its tenant's, but not twice what has
+        to be computed again after a preemption."""
+        request = sequence.request
+        cost = OUTPUT_TOKEN_COST * num_outputs
+        if request.is_prefilling:
+            start = max(sequence.num_computed_tokens, sequence.num_paid_tokens)
+            cost += PROMPT_TOKEN_COST * max(0, end - start)
+        request.account.service += cost
 
     def _finish(self, draft: _Draft, step: int) -> Schedule:
         plan = StepPlan(step)
@@ -328,6 +340,7 @@ class Scheduler:
         """Drops a request's blocks; its tokens will be computed again."""
         self.remove(request)
         for sequence in request.live:
+            sequence.num_paid_tokens = max(sequence.num_paid_tokens, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
             sequence.num_blocks_told = 0
         request.is_prefilling = True

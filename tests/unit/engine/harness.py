@@ -37,6 +37,7 @@ def submission(
     prompt: Sequence[int],
     *,
     priority: int = 0,
+    tenant: str = "",
     past: Sequence[SequencePast] = (),
     **params: Any,
 ) -> Submission:
@@ -47,6 +48,7 @@ def submission(
         list(prompt),
         SamplingParams(**(values | params)),
         priority=priority,
+        tenant=tenant,
         past=list(past),
         resubmission=bool(past),
     )
