@@ -50,6 +50,10 @@ class CacheEngine:
         self.value_caches = [layer[1] for layer in self._pool.unbind(0)]
         self._swap = _SwapSpace(self._pool, num_cpu_blocks)
 
+    def clear(self) -> None:
+        """Makes every block's keys and values 0."""
+        self._pool.zero_()
+
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies (device block, CPU block) to host memory, in every layer.
 
@@ -93,7 +97,7 @@ class _SwapSpace:
         block_shape = self._blocks.shape[1:]
         self._host = torch.empty((num_blocks, *block_shape), dtype=pool.dtype, pin_memory=on_cuda)
         block_bytes = block_shape.numel() * pool.dtype.itemsize
-        self._chunk = min(max(_STAGING_BYTES // block_bytes, 1), num_blocks)
+        self._chunk = min(staging_bytes(block_bytes) // block_bytes, num_blocks)
         self._staging = torch.empty(
             (self._chunk, *block_shape), dtype=pool.dtype, device=pool.device
         )
@@ -150,6 +154,11 @@ def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
     """Keys and values of one block over all layers."""
     per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
     return per_token * block_size * dtype.itemsize
+
+
+def staging_bytes(block_bytes: int) -> int:
+    """The most that a CacheEngine takes on the device besides its pool."""
+    return max(_STAGING_BYTES // block_bytes, 1) * block_bytes
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -9,20 +9,21 @@ import torch
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
-from pagewire.sampling_params import SamplingParams
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.model_files import ModelDescription, ModelFiles, load_description
+from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.rotary import head_dim_of
 from pagewire_engine.models.weight_loading import load_model
-from pagewire_engine.step import (
-    NewSequence,
-    ScheduledSequence,
-    StepPlan,
-    StepResult,
-    WorkerInfo,
+from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
+from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, staging_bytes
+from pagewire_engine.worker.largest_step import largest_step
+from pagewire_engine.worker.memory import (
+    available_bytes,
+    default_cpu_cache_bytes,
+    default_swap_bytes,
+    gib,
+    measure_largest_step,
 )
-from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block
-from pagewire_engine.worker.memory import default_cpu_cache_bytes, default_swap_bytes
 from pagewire_engine.worker.model_runner import ModelRunner
 from pagewire_kernels.attention import (
     AttentionBackend,
@@ -33,6 +34,9 @@ from pagewire_kernels.dense import load_dense_backend
 
 logger = logging.getLogger(__name__)
 
+# Blocks beyond what running sequences can need keep prefixes, so many at most: a tiny model's would
+# be millions.
+_MOST_CACHED_BLOCKS = 16384
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -53,18 +57,12 @@ class Worker:
         self._dtype = _dtype(config.dtype, self._description, self._device)
         head_dim = head_dim_of(self._description.hf_config)
         self._backend = _backend(config.attention_backend, self._device, head_dim)
-        self._model = load_model(
-            files,
-            self._description,
-            dtype=self._dtype,
-            device=self._device,
-            dummy_seed=config.seed if config.load_format == "dummy" else None,
-        )
+        self._model = self._load_model(files)
         self._model.use_kernels(load_dense_backend(self._backend.name, self._device, self._dtype))
         self._num_blocks = self.profile_num_available_blocks()
         self._num_cpu_blocks = self._num_blocks_of_swap_space()
-        self._max_model_len = self._longest_sequence(self._num_blocks)
-        self._runner = self._new_runner(self._num_blocks, self._num_cpu_blocks)
+        self._max_model_len = self._longest_sequence()
+        self._runner = self._new_runner(self._allocate_cache())
         logger.info(
             "%s in %s on %s, %s attention, %d KV blocks of %d tokens and %d in host memory, "
             "sequences up to %d tokens",
@@ -99,73 +97,148 @@ class Worker:
         """Blocks that fit in the memory the settings allow.
 
         Raises:
-            InvalidArgumentError: not even one does.
+            InvalidArgumentError: not even one does, or on CUDA not even the largest step.
         """
-        if self._config.num_gpu_blocks_override is not None:
-            return self._config.num_gpu_blocks_override
+        config = self._config
+        if config.num_gpu_blocks_override is not None:
+            return config.num_gpu_blocks_override
         memory: int
-        setting = "kv_cache_memory"
-        if self._config.kv_cache_memory is not None:
-            memory = self._config.kv_cache_memory
+        if config.kv_cache_memory is not None:
+            memory = config.kv_cache_memory
+            self._warn_of_more_than_is_free(memory)
         elif self._device.type == "cuda":
-            memory, setting = self._free_after_largest_step(), "gpu_memory_utilization"
+            memory = self._left_on_device()
         else:
             memory = default_cpu_cache_bytes()
         block_bytes = self._block_bytes()
-        num_blocks = min(memory // block_bytes, self._most_blocks())
-        if num_blocks < 1:
+        if memory < block_bytes:
             raise InvalidArgumentError(
-                setting,
-                f"{memory} bytes are left for the KV cache, and one block of "
-                f"{self._config.block_size} tokens takes {block_bytes}; allow more memory, or use "
-                "a smaller model, dtype or block_size",
+                self._memory_setting,
+                f"it leaves {gib(memory)} for the KV cache, and one block of {config.block_size} "
+                f"tokens takes {gib(block_bytes)}; allow more memory, or use a smaller model, "
+                "dtype or block_size",
             )
-        return num_blocks
+        most = self._most_running_blocks()
+        if config.enable_prefix_caching:
+            most = max(most, _MOST_CACHED_BLOCKS)
+        return min(memory // block_bytes, most)
+
+    @property
+    def _memory_setting(self) -> str:
+        """The setting that decides how much memory the KV blocks get."""
+        if self._config.num_gpu_blocks_override is not None:
+            return "num_gpu_blocks_override"
+        if self._config.kv_cache_memory is None and self._device.type == "cuda":
+            return "gpu_memory_utilization"
+        return "kv_cache_memory"
+
+    def _warn_of_more_than_is_free(self, memory: int) -> None:
+        if self._device.type == "cpu" and memory > (free := available_bytes()):
+            logger.warning(
+                "kv_cache_memory is %s, but only %s are free: the engine may be killed once the "
+                "KV cache fills",
+                gib(memory),
+                gib(free),
+            )
+
+    def _left_on_device(self) -> int:
+        """Bytes of gpu_memory_utilization that the weights and the largest step leave."""
+        config = self._config
+        plan = largest_step(
+            config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
+            config.max_num_seqs,
+            self._description.max_model_len,
+            config.block_size,
+        )
+        cache = self._new_cache(num_blocks=1)
+        cache.clear()  # NaN in old memory would make the sampler skip the rows
+        runner = self._new_runner(cache)
+        memory = measure_largest_step(lambda: runner.execute(plan), self._device)
+        # Blocks are swapped through a buffer that is still to come.
+        return memory.left(config.gpu_memory_utilization) - staging_bytes(self._block_bytes())
 
     def _num_blocks_of_swap_space(self) -> int:
-        """Blocks of host memory for swapped requests."""
-        memory, block_bytes = self._config.swap_space, self._block_bytes()
-        if memory is None:
-            # Swapped blocks come from the pool; what a few steps swap out is far less than all.
-            return min(default_swap_bytes(self._device.type) // block_bytes, self._num_blocks)
-        if 0 < memory < block_bytes:
+        """Blocks of host memory for swapped requests.
+
+        Raises:
+            InvalidArgumentError: none, where that can't be what was meant.
+        """
+        config, block_bytes = self._config, self._block_bytes()
+        if config.swap_space is None:
+            # Swapped blocks come from the pool; what is swapped at a time is far less than all.
+            num_blocks = min(default_swap_bytes(self._device.type) // block_bytes, self._num_blocks)
+        else:
+            num_blocks = min(config.swap_space // block_bytes, self._most_running_blocks())
+        if num_blocks == 0 and (config.swap_space or config.preemption_mode == "swap"):
             raise InvalidArgumentError(
                 "swap_space",
-                f"one block of {self._config.block_size} tokens takes {block_bytes} bytes, so "
-                f"{memory} bytes hold none; give more, or 0 to never swap",
+                f"one block of {config.block_size} tokens takes {gib(block_bytes)}, so that "
+                f"{gib(config.swap_space or 0)} hold none; give more, or 0 together with a "
+                "preemption_mode other than swap",
             )
-        return min(memory // block_bytes, self._most_blocks())
+        return num_blocks
 
     def _block_bytes(self) -> int:
         return bytes_per_block(self._model.kv_shape, self._config.block_size, self._dtype)
 
-    def _most_blocks(self) -> int:
-        """What all sequences at their longest need; more would never be used."""
+    def _most_running_blocks(self) -> int:
+        """What the most running sequences need at their longest."""
         blocks_of_longest = math.ceil(self._description.max_model_len / self._config.block_size)
         return self._config.max_num_seqs * blocks_of_longest
 
-    def _longest_sequence(self, num_blocks: int) -> int:
+    def _longest_sequence(self) -> int:
         """max_model_len, or less where the pool holds less."""
         wanted = self._description.max_model_len
-        held = num_blocks * self._config.block_size
+        held = self._num_blocks * self._config.block_size
         if held >= wanted:
             return wanted
         if self._config.max_model_len is not None:
             raise InvalidArgumentError(
                 "max_model_len",
-                f"a sequence of {wanted} tokens does not fit the KV cache of {num_blocks} blocks "
-                f"({held} tokens); lower it, or raise kv_cache_memory or num_gpu_blocks_override",
+                f"a sequence of {wanted} tokens does not fit the KV cache of {self._num_blocks} "
+                f"blocks ({held} tokens); lower it, or raise {self._memory_setting}",
             )
         logger.warning(
             "the model can do %d tokens, but the KV cache holds %d: sequences are limited to that; "
-            "raise kv_cache_memory for longer ones",
+            "raise %s for longer ones",
             wanted,
             held,
+            self._memory_setting,
         )
         return held
 
-    def _new_runner(self, num_blocks: int, num_cpu_blocks: int = 0) -> ModelRunner:
-        cache = CacheEngine(
+    def _load_model(self, files: ModelFiles) -> CausalLM:
+        config = self._config
+        try:
+            return load_model(
+                files,
+                self._description,
+                dtype=self._dtype,
+                device=self._device,
+                dummy_seed=config.seed if config.load_format == "dummy" else None,
+            )
+        except torch.OutOfMemoryError as error:
+            _, total = torch.cuda.mem_get_info(self._device)
+            raise FailedPreconditionError(
+                f"the weights do not fit in the memory of {self._device} ({gib(total)}, shared "
+                "with what else runs there); use a smaller model or dtype, or another GPU",
+                field="model",
+            ) from error
+
+    def _allocate_cache(self) -> CacheEngine:
+        try:
+            return self._new_cache(self._num_blocks, self._num_cpu_blocks)
+        except RuntimeError as error:  # torch's for memory of every kind
+            block_bytes = self._block_bytes()
+            raise InvalidArgumentError(
+                self._memory_setting,
+                f"{gib(self._num_blocks * block_bytes)} of KV blocks on {self._device} and "
+                f"{gib(self._num_cpu_blocks * block_bytes)} in host memory can't be allocated; "
+                "lower it, or swap_space",
+            ) from error
+
+    def _new_cache(self, num_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
+        return CacheEngine(
             self._model.kv_shape,
             num_blocks,
             self._config.block_size,
@@ -173,6 +246,8 @@ class Worker:
             self._device,
             num_cpu_blocks,
         )
+
+    def _new_runner(self, cache: CacheEngine) -> ModelRunner:
         return ModelRunner(
             self._model,
             cache,
@@ -181,48 +256,6 @@ class Worker:
             eos_token_ids=self._description.eos_token_ids,
             device=self._device,
         )
-
-    def _free_after_largest_step(self) -> int:
-        """Bytes of gpu_memory_utilization that the weights and the largest step leave."""
-        config, device = self._config, self._device
-        num_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"]
-        plan = largest_step(
-            num_tokens, config.max_num_seqs, self._description.max_model_len, config.block_size
-        )
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        num_blocks = sum(len(part.block_ids) for part in plan.scheduled)
-        cache_bytes = num_blocks * bytes_per_block(
-            self._model.kv_shape, config.block_size, self._dtype
-        )
-        self._new_runner(num_blocks).execute(plan)
-        torch.cuda.synchronize(device)
-        step_bytes = torch.cuda.max_memory_allocated(device) - cache_bytes
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        # Memory that other processes or the CUDA context hold, which torch does not count.
-        outside = total - free - torch.cuda.memory_reserved(device)
-        return int(total * config.gpu_memory_utilization) - step_bytes - outside
-
-
-def largest_step(
-    num_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int
-) -> StepPlan:
-    """A plan that prefills `num_tokens` in as many sequences as may be, which all sample."""
-    num_tokens = min(num_tokens, max_num_seqs * max_model_len)
-    # As many as may be, since each takes a row of logits.
-    num_sequences = min(max_num_seqs, num_tokens)
-    params = SamplingParams(max_tokens=1)
-    new, scheduled, next_block = [], [], 0
-    for sequence_id in range(num_sequences):
-        length = (num_tokens + sequence_id) // num_sequences
-        blocks = list(range(next_block, next_block + math.ceil(length / block_size)))
-        next_block += len(blocks)
-        new.append(NewSequence(sequence_id, 0, sequence_id, [0] * length, [], params))
-        scheduled.append(
-            ScheduledSequence(sequence_id, 0, length, 0, blocks, sample_for=(sequence_id,))
-        )
-    return StepPlan(step=0, new_sequences=new, scheduled=scheduled)
 
 
 def _device(name: str) -> torch.device:
