@@ -314,7 +314,13 @@ class Scheduler:
         scheduled = draft.decodes.entries + draft.prefills.entries
         if scheduled:
             copies = [copy for group in draft.block_copies.values() for copy in group]
-            plan = StepPlan(step, draft.new_sequences, scheduled, self._forgotten, copies)
+            plan = StepPlan(
+                step=step,
+                new_sequences=draft.new_sequences,
+                scheduled=scheduled,
+                forgotten=self._forgotten,
+                block_copies=copies,
+            )
             self._forgotten = []
         return Schedule(
             plan=plan,
