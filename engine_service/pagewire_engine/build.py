@@ -120,6 +120,6 @@ def _tokenizer_files(config: EngineConfig, path: Path, gguf: Path | None) -> Map
     if config.tokenizer is not None:
         # A tokenizer's name is looked up as a model's is; only its files are read.
         own = config.model_copy(update={"model": config.tokenizer, "revision": None})
-        files = resolve_model(own)
+        files = resolve_model(own, weights=False)
         path, gguf = files.path, files.gguf
     return load_tokenizer_files(path, gguf, mode=config.tokenizer_mode)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config import EngineConfig
-from pagewire.errors import InvalidArgumentError, UnavailableError
+from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.gguf_metadata import read_gguf_head
+from pagewire_engine.model_hub import download_model
 from pagewire_engine.models.errors import (
     ModelFileError,
     ModelNotFoundError,
@@ -29,20 +30,6 @@ from pagewire_engine.models.registry import ARCHITECTURES
 logger = logging.getLogger(__name__)
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-# Never *.bin, *.pt or *.py: pagewire reads no pickle and runs no code of a model.
-_HUB_PATTERNS = [
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
-    "additional_chat_templates/*",
-]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SIZES = (
     "vocab_size",
@@ -94,14 +81,18 @@ class ModelDescription:
     vocab_size: int
 
 
-def resolve_model(config: EngineConfig) -> ModelFiles:
+def resolve_model(config: EngineConfig, *, weights: bool = True) -> ModelFiles:
     """Finds the model's files, downloading them from a hub if need be.
 
     A tokenizer's are found in the same way, so weights need not be among them.
 
+    Args:
+        config: names the model.
+        weights: False fetches from a hub only what a tokenizer needs.
+
     Raises:
         ModelNotFoundError: nothing has this name.
-        ModelFileError: the path is a file, but no GGUF.
+        ModelFileError: the path is a file, but no GGUF, or the hub holds several GGUF files.
         UnavailableError: the hub can't be reached.
         InvalidArgumentError: a setting that is refused.
     """
@@ -129,7 +120,7 @@ def resolve_model(config: EngineConfig) -> ModelFiles:
             "a hub name such as org/name",
             field="model",
         )
-    return _in_folder(_download(config), config.model, config.load_format)
+    return _in_folder(download_model(config, weights=weights), config.model, config.load_format)
 
 
 def load_description(files: ModelFiles, config: EngineConfig) -> ModelDescription:
@@ -213,7 +204,8 @@ def _check_weights(files: ModelFiles, load_format: str) -> None:
 def _why_no_weights(folder: Path) -> str:
     if any(folder.glob("*.gguf")):
         return f"{folder} has no *.safetensors, but GGUF; leave out --load-format safetensors"
-    pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES]
+    # A hub's model with no file of ours leaves no folder.
+    pickles = [path.name for path in sorted(folder.glob("*")) if path.suffix in _PICKLES]
     if pickles:
         return (
             f"{folder} has only pickle weights ({pickles[0]}), which can run code when read and "
@@ -225,63 +217,6 @@ def _why_no_weights(folder: Path) -> str:
         f"{folder} has no weights (*.safetensors or *.gguf); download the model again, or use "
         "--load-format dummy for random weights"
     )
-
-
-def _download(config: EngineConfig) -> Path:
-    if config.model_source == "modelscope":
-        return _download_from_modelscope(config)
-    from huggingface_hub import errors, snapshot_download
-
-    patterns = ["*.gguf", "*.json"] if config.load_format == "gguf" else _HUB_PATTERNS
-    where = f"model {config.model!r}" + (f" at {config.revision!r}" if config.revision else "")
-    try:
-        return Path(
-            snapshot_download(
-                config.model,
-                revision=config.revision,
-                cache_dir=config.download_dir,
-                allow_patterns=patterns,
-            )
-        )
-    except errors.GatedRepoError as error:
-        raise ModelNotFoundError(
-            f"{where} is gated: accept its licence on the hub and set HF_TOKEN", field="model"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise ModelNotFoundError(
-            f"the hub has no {where} (or it is private: set HF_TOKEN); a local model is given by "
-            "its folder",
-            field="model",
-        ) from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        raise UnavailableError(
-            f"{where} is not on this machine and the hub can't be reached "
-            f"({type(error).__name__}); give a local folder, or check network and HF_ENDPOINT",
-            field="model",
-        ) from error
-
-
-def _download_from_modelscope(config: EngineConfig) -> Path:
-    try:
-        from modelscope import snapshot_download
-    except ImportError as error:
-        raise InvalidArgumentError(
-            "model_source", "modelscope is not installed: pip install 'pagewire[modelscope]'"
-        ) from error
-    try:
-        return Path(
-            snapshot_download(
-                config.model,
-                revision=config.revision,
-                cache_dir=config.download_dir,
-                allow_patterns=_HUB_PATTERNS,
-            )
-        )
-    except Exception as error:
-        # Its exceptions share no base class and change between versions.
-        raise ModelNotFoundError(
-            f"model {config.model!r} could not be had from ModelScope: {error}", field="model"
-        ) from error
 
 
 def _read_json(path: Path, *, required: bool) -> dict[str, Any]:

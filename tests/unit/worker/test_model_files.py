@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import shutil
 from pathlib import Path
@@ -311,6 +312,69 @@ def test_the_hub_is_asked_for_weights_and_tokenizer_but_never_pickle_or_code(
     patterns = " ".join(asked["allow_patterns"])
     assert "safetensors" in patterns
     assert not any(word in patterns for word in (".bin", ".pt", ".py", "*.*"))
+
+
+class FakeHub:
+    """A hub whose repository holds only these files; `fetch` puts them into the folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, names: list[str]) -> None:
+        import huggingface_hub
+
+        self.folder = folder
+        self.names = names
+        self.reachable = True
+        monkeypatch.setattr(huggingface_hub, "list_repo_files", self._list)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self._fetch)
+
+    def _list(self, name: str, revision: str | None) -> list[str]:
+        if not self.reachable:
+            raise ConnectionError("offline")
+        return [*self.names, "README.md"]
+
+    def _fetch(self, name: str, allow_patterns: list[str], **_: object) -> str:
+        for file in self.names if self.reachable else []:
+            if any(fnmatch.fnmatch(file, pattern) for pattern in allow_patterns):
+                self.folder.mkdir(exist_ok=True)
+                (self.folder / file).write_bytes(b"GGUF")
+        return str(self.folder)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "gguf"])
+def test_the_only_gguf_of_a_hubs_model_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, load_format: str
+) -> None:
+    hub = FakeHub(monkeypatch, tmp_path / "snapshot", ["one.gguf"])
+    files = resolve_model(_config("org/name", load_format=load_format))
+    assert files == ModelFiles(hub.folder, hub.folder / "one.gguf", "org/name")
+    hub.reachable = False
+    assert resolve_model(_config("org/name", load_format=load_format)) == files
+
+
+@pytest.mark.parametrize("load_format", ["auto", "gguf"])
+def test_of_a_hubs_several_ggufs_none_is_fetched_and_one_has_to_be_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, load_format: str
+) -> None:
+    hub = FakeHub(monkeypatch, tmp_path / "snapshot", ["q4.gguf", "q8.gguf"])
+    with pytest.raises(ModelFileError, match=r"2 GGUF files \(q4.gguf, q8.gguf\).*hf download"):
+        resolve_model(_config("org/name", load_format=load_format))
+    assert not hub.folder.exists()
+
+
+def test_a_hubs_model_without_any_weights_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    FakeHub(monkeypatch, tmp_path / "snapshot", [])
+    with pytest.raises(ModelFileError, match="holds no model"):
+        _describe("org/name")
+
+
+def test_a_tokenizer_is_fetched_without_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ["tokenizer.json", "model.safetensors", "a.gguf", "b.gguf"]
+    hub = FakeHub(monkeypatch, tmp_path / "snapshot", names)
+    resolve_model(_config("org/name"), weights=False)
+    assert [path.name for path in hub.folder.iterdir()] == ["tokenizer.json"]
 
 
 def test_modelscope_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
