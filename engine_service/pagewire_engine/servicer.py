@@ -7,7 +7,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import grpc
 
@@ -25,6 +25,7 @@ from pagewire_engine.admission import Admission, open_sequences
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.errors import CancelledError
+from pagewire_engine.stats_message import stats_message
 from pagewire_engine.submission import SequencePast
 from pagewire_engine.token_stream import TokenStreams
 
@@ -237,10 +238,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         return engine_pb2.ResetPrefixCacheResponse(num_blocks=0)
 
     def _stats(self) -> engine_pb2.GetStatsResponse:
-        return engine_pb2.GetStatsResponse(
+        return stats_message(
+            self._loop.stats(),
             epoch=self._streams.epoch,
             num_sessions=len(self._streams.sessions),
-            **asdict(self._loop.stats()),
         )
 
 

@@ -332,6 +332,11 @@ class RunningGeneration:
                 return update
         raise StopAsyncIteration
 
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that have not ended."""
+        return self._unfinished
+
     async def aclose(self) -> None:
         """Aborts what still runs. Safe to call twice and after the end."""
         if not self._ended:

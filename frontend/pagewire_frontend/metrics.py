@@ -2,112 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client import Histogram as PrometheusHistogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from pagewire.errors import ErrorCode
-from pagewire.outputs import FinishReason
+from pagewire.histogram import Histogram
+from pagewire.outputs import FinishReason, RequestTimes
+from pagewire_frontend.engine_figures import EngineFigures, histogram_family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+# vLLM's buckets, with some more at the fine end.
 _TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
 _TPOT_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
-    5.0, 10.0, 20.0, 40.0, 80.0,
+    5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 _LATENCY_BUCKETS = (
-    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
-    120.0, 240.0, 480.0, 960.0,
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0,
+    30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
 
 class FrontendMetrics:
-    """The counters of one frontend, in a registry of their own."""
+    """The counters of one frontend, and its engine's, in a registry of their own.
+
+    Attributes:
+        engine: figures of the engine.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.engine = EngineFigures()
+        self.registry.register(self.engine)
+        self._inter_token = _InterTokenLatency()
+        self.registry.register(self._inter_token)
         ProcessCollector(registry=self.registry)
-        self._running = Gauge(
-            "pagewire_num_requests_running",
-            "Requests accepted and not yet ended.",
-            registry=self.registry,
+        self._in_flight = self._gauge(
+            "num_requests_in_flight", "Requests accepted by this frontend and not yet ended."
         )
-        self._engine_ready = Gauge(
-            "pagewire_engine_ready",
-            "1 while the engine can serve requests.",
-            registry=self.registry,
+        self._engine_ready = self._gauge("engine_ready", "1 while the engine can serve requests.")
+        self._success = self._counter(
+            "request_success", "Sequences that ended, by reason.", ["finished_reason"]
         )
-        self._success = Counter(
-            "pagewire_request_success",
-            "Sequences that ended, by reason.",
-            ["finished_reason"],
-            registry=self.registry,
+        self._failure = self._counter(
+            "request_failure", "Requests refused or failed, by gRPC status code.", ["code"]
         )
-        self._failure = Counter(
-            "pagewire_request_failure",
-            "Requests refused or failed, by gRPC status code.",
-            ["code"],
-            registry=self.registry,
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests.")
+        self._generation_tokens = self._counter("generation_tokens", "Produced tokens.")
+        self._cached_tokens = self._counter(
+            "prompt_tokens_cached", "Prompt tokens of ended requests that the prefix cache held."
         )
-        self._prompt_tokens = Counter(
-            "pagewire_prompt_tokens", "Prompt tokens of ended requests.", registry=self.registry
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From acceptance to the first token.", _TTFT_BUCKETS
         )
-        self._generation_tokens = Counter(
-            "pagewire_generation_tokens", "Produced tokens.", registry=self.registry
-        )
-        self._cached_tokens = Counter(
-            "pagewire_prompt_tokens_cached",
-            "Prompt tokens that the prefix cache held.",
-            registry=self.registry,
-        )
-        self._first_token = Histogram(
-            "pagewire_time_to_first_token_seconds",
-            "From acceptance to the first token.",
-            buckets=_TTFT_BUCKETS,
-            registry=self.registry,
-        )
-        self._per_token = Histogram(
-            "pagewire_request_time_per_output_token_seconds",
+        self._per_token = self._histogram(
+            "request_time_per_output_token_seconds",
             "Mean time a token after the first, of each ended request.",
-            buckets=_TPOT_BUCKETS,
-            registry=self.registry,
+            _TPOT_BUCKETS,
         )
-        self._total = Histogram(
-            "pagewire_e2e_request_latency_seconds",
-            "From acceptance to the end.",
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+        self._total = self._histogram(
+            "e2e_request_latency_seconds", "From acceptance to the end.", _LATENCY_BUCKETS
         )
-        self._queue = Histogram(
-            "pagewire_request_queue_time_seconds",
-            "Time in the engine's waiting queue.",
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "In the engine's waiting queue.", _LATENCY_BUCKETS
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From the queue to the first token.", _LATENCY_BUCKETS
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "From the first token to the end.", _LATENCY_BUCKETS
+        )
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "Prefill and decode together.", _LATENCY_BUCKETS
+        )
+        self._prompt_length = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of each ended request.", _LENGTH_BUCKETS
+        )
+        self._output_length = self._histogram(
+            "request_generation_tokens", "Tokens of each sequence that ended.", _LENGTH_BUCKETS
         )
         for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
             self._success.labels(reason.name.lower())
 
-    def render(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self.registry)
+    def render(self, model_name: str) -> bytes:
+        """The Prometheus text format; every figure of ours gets the label `model_name`."""
+        return generate_latest(_Labelled(self.registry, model_name))
 
     def set_engine_ready(self, ready: bool) -> None:
         self._engine_ready.set(1 if ready else 0)
 
     def request_started(self) -> None:
-        self._running.inc()
+        self._in_flight.inc()
 
     def request_ended(self) -> None:
-        self._running.dec()
+        self._in_flight.dec()
 
     def request_failed(self, code: ErrorCode) -> None:
         self._failure.labels(code.name).inc()
@@ -115,15 +118,89 @@ class FrontendMetrics:
     def sequences_finished(self, reason: FinishReason, count: int) -> None:
         self._success.labels(reason.name.lower()).inc(count)
 
-    def tokens(self, prompt: int, cached: int, generated: int) -> None:
-        self._prompt_tokens.inc(prompt)
-        self._cached_tokens.inc(cached)
-        self._generation_tokens.inc(generated)
+    def generated(self, num_tokens: int, waited_s: float | None) -> None:
+        """Tokens of a sequence came, `waited_s` after the ones before; None: they are its first."""
+        self._generation_tokens.inc(num_tokens)
+        if waited_s is not None:
+            self._inter_token.histogram.observe(waited_s / num_tokens, num_tokens)
 
-    def times(self, *, queue_s: float, first_token_s: float, total_s: float, tokens: int) -> None:
-        """Of a request that ran to its end. `tokens` is the mean a sequence."""
-        self._queue.observe(queue_s)
+    def prompt(self, num_tokens: int, cached: int) -> None:
+        """The prompt of a request that ended, one way or another."""
+        self._prompt_tokens.inc(num_tokens)
+        self._cached_tokens.inc(cached)
+
+    def finished(
+        self,
+        *,
+        prompt_tokens: int,
+        output_tokens: Sequence[int],
+        first_token_s: float,
+        total_s: float,
+        times: RequestTimes,
+    ) -> None:
+        """Of a request that ran to its end.
+
+        Args:
+            prompt_tokens: length of its prompt.
+            output_tokens: lengths of its sequences.
+            first_token_s, total_s: since it was accepted here.
+            times: its life in the engine.
+        """
+        self._prompt_length.observe(prompt_tokens)
+        for length in output_tokens:
+            self._output_length.observe(length)
+        self._queue.observe(times.queue_s)
+        self._prefill.observe(times.prefill_s)
+        self._decode.observe(times.decode_s)
+        self._inference.observe(times.prefill_s + times.decode_s)
         self._first_token.observe(first_token_s)
         self._total.observe(total_s)
-        if tokens > 1:
-            self._per_token.observe((total_s - first_token_s) / (tokens - 1))
+        mean_length = sum(output_tokens) // max(1, len(output_tokens))
+        if mean_length > 1:
+            self._per_token.observe((total_s - first_token_s) / (mean_length - 1))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"pagewire_{name}", text, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"pagewire_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> PrometheusHistogram:
+        return PrometheusHistogram(
+            f"pagewire_{name}", text, buckets=buckets, registry=self.registry
+        )
+
+
+class _InterTokenLatency(Collector):
+    """Counted once a token, so by a histogram that takes several at once and needs no lock."""
+
+    def __init__(self) -> None:
+        self.histogram = Histogram(_TPOT_BUCKETS)
+
+    def collect(self) -> Iterator[Metric]:
+        counted = self.histogram.snapshot()
+        yield histogram_family(
+            "pagewire_inter_token_latency_seconds",
+            "Time between tokens of a sequence; tokens that come together share it.",
+            counted.bounds,
+            counted.counts,
+            counted.sum,
+        )
+
+
+class _Labelled(CollectorRegistry):
+    """A registry's figures, ours with the label that vLLM's have."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        super().__init__()
+        self._inner = registry
+        self._label = {"model_name": model_name}
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._inner.collect():
+            if metric.name.startswith("pagewire_"):
+                metric.samples = [
+                    sample._replace(labels={**self._label, **sample.labels})
+                    for sample in metric.samples
+                ]
+            yield metric

@@ -20,6 +20,10 @@ from pagewire_frontend.generation import (
 from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
 
+# Scrapers that come together share one question to the engine.
+_SCRAPE_INTERVAL_S = 0.2
+# An engine that is stuck must not hold a scrape up; Prometheus gives up after 10 s.
+_SCRAPE_TIMEOUT_S = 1.0
 _SAME_NAMES: Mapping[str, str] = {}
 
 
@@ -50,6 +54,7 @@ class MeteredGeneration:
         "_ended",
         "_field_names",
         "_first_token_at",
+        "_last_token_at",
         "_metrics",
         "_num_tokens",
         "_reasons",
@@ -75,6 +80,7 @@ class MeteredGeneration:
         self._started_at = started_at
         self._first_token_at = 0.0
         self._num_tokens: dict[int, int] = {}
+        self._last_token_at: dict[int, float] = {}
         self._reasons: list[FinishReason] = []
         self._times = RequestTimes()
         self._ended = False
@@ -96,15 +102,25 @@ class MeteredGeneration:
         except Exception:
             self._end(ErrorCode.INTERNAL)
             raise
+        now = time.monotonic()
         for delta in update.deltas:
-            self._num_tokens[delta.index] = delta.num_tokens
-            if not self._first_token_at and delta.num_tokens:
-                self._first_token_at = time.monotonic()
+            self._count_tokens(delta.index, delta.num_tokens, now)
             if delta.finish_reason is not None:
                 self._reasons.append(delta.finish_reason)
         if update.times is not None:
             self._times = update.times
         return update
+
+    def _count_tokens(self, index: int, num_tokens: int, now: float) -> None:
+        new = num_tokens - self._num_tokens.get(index, 0)
+        if new <= 0:
+            return
+        if not self._first_token_at:
+            self._first_token_at = now
+        before = self._last_token_at.get(index)
+        self._metrics.generated(new, None if before is None else now - before)
+        self._num_tokens[index] = num_tokens
+        self._last_token_at[index] = now
 
     async def aclose(self) -> None:
         """Aborts the request unless it has ended. Safe to call twice."""
@@ -133,17 +149,21 @@ class MeteredGeneration:
         metrics = self._metrics
         metrics.request_ended()
         usage = self.usage()
-        metrics.tokens(usage.prompt_tokens, usage.times.cached_tokens, usage.completion_tokens)
+        metrics.prompt(usage.prompt_tokens, usage.times.cached_tokens)
         for reason in set(self._reasons):
             metrics.sequences_finished(reason, self._reasons.count(reason))
         if failure is not None:
             metrics.request_failed(failure)
+            if failure is ErrorCode.CANCELLED:
+                unfinished = self._running.num_unfinished
+                metrics.sequences_finished(FinishReason.ABORT, unfinished)
             return
-        metrics.times(
-            queue_s=usage.times.queue_s,
+        metrics.finished(
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=list(self._num_tokens.values()),
             first_token_s=usage.first_token_s,
             total_s=usage.total_s,
-            tokens=usage.completion_tokens // max(1, len(self._num_tokens)),
+            times=usage.times,
         )
 
 
@@ -176,6 +196,7 @@ class Serving:
         self.metrics = FrontendMetrics()
         self.stopping = False
         self._generation: Generation | None = None
+        self._scraped_at = -_SCRAPE_INTERVAL_S
         self._tokenizer_sha256 = ""
 
     def connect(self, generation: Generation) -> None:
@@ -217,6 +238,20 @@ class Serving:
         if self._generation is None or self.model_changed:
             raise UnavailableError(self.not_ready_reason, retry_after_s=2.0)
         return self._generation
+
+    async def scrape(self) -> bytes:
+        """The metrics in Prometheus's text format, the engine's with them if it answers soon."""
+        generation = self._generation
+        self.metrics.set_engine_ready(self.ready)
+        now = time.monotonic()
+        if generation is not None and now - self._scraped_at >= _SCRAPE_INTERVAL_S:
+            self._scraped_at = now
+            try:
+                self.metrics.engine.stats = await generation.client.stats(_SCRAPE_TIMEOUT_S)
+            except PagewireError:
+                self.metrics.engine.stats = None
+        name = "" if generation is None else generation.model_info.served_model_name
+        return self.metrics.render(name)
 
     async def start(
         self, request: GenerationRequest, field_names: Mapping[str, str] = _SAME_NAMES

@@ -194,10 +194,10 @@ async def test_health_is_503_while_the_engine_is_away_and_live_stays_200(
     assert health.status_code == 503
     assert "away" in health.json()["reason"]
     assert (await http.get("/health/live")).status_code == 200
-    assert "pagewire_engine_ready 0.0" in (await http.get("/metrics")).text
+    assert 'pagewire_engine_ready{model_name="fake-model"} 0.0' in (await http.get("/metrics")).text
     engine.is_ready = True
     assert (await http.get("/health")).status_code == 200
-    assert "pagewire_engine_ready 1.0" in (await http.get("/metrics")).text
+    assert 'pagewire_engine_ready{model_name="fake-model"} 1.0' in (await http.get("/metrics")).text
 
 
 async def test_an_engine_that_comes_back_with_another_model_is_asked_for_its_tokenizer(

@@ -101,6 +101,20 @@ async def test_times_come_with_the_first_token_and_with_the_end(reached: Reached
     assert end.step_s == pytest.approx(end.prefill_s + end.decode_s, rel=0.5)
 
 
+async def test_a_client_asks_what_the_engine_counts(reached: Reached) -> None:
+    before = await reached.client.stats(5.0)
+    await collect(await reached.client.submit(request(prompt=(1, 2, 3), max_tokens=5)))
+    stats = await reached.client.stats(5.0)
+    assert stats.num_prompt_tokens - before.num_prompt_tokens == 3
+    assert stats.num_generation_tokens - before.num_generation_tokens == 5
+    assert stats.num_requests_finished - before.num_requests_finished == 1
+    assert stats.num_blocks == 512
+    steps = sum(stats.iteration_tokens.counts) - sum(before.iteration_tokens.counts)
+    assert steps == 5
+    assert stats.iteration_tokens.sum - before.iteration_tokens.sum == 3 + 4
+    assert stats.step_time.sum - before.step_time.sum >= 5 * STEP_TIME_S
+
+
 async def test_both_ways_give_the_same_tokens(engine: FakeEngine) -> None:
     remote = RemoteEngineClient(engine.target)
     local = InProcessEngineClient(fake_config(), build=build_fake_engine)

@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 
 MODEL = "fake-model"
@@ -131,6 +132,22 @@ class FakeEngineClient:
 
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         return tokenizer_files(self.chat_template) if self.has_tokenizer else {}
+
+    async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
+        if not self.is_ready:
+            raise UnavailableError("the engine is away")
+        return engine_pb2.GetStatsResponse(
+            step=7,
+            num_running=len(self.live),
+            num_waiting=2,
+            num_blocks=64,
+            num_free_blocks=40,
+            num_cached_blocks=8,
+            prefix_cache_queries=100,
+            prefix_cache_hits=25,
+            num_preemptions=3,
+            iteration_tokens=engine_pb2.Histogram(bounds=[1, 8], counts=[4, 2, 1], sum=30),
+        )
 
     async def submit(self, request: EngineRequest) -> FakeStream:
         self.requests.append(request)

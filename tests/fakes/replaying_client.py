@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 
 
@@ -83,6 +84,9 @@ class ReplayingClient:
 
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         return self._files
+
+    async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
+        return engine_pb2.GetStatsResponse()
 
     async def submit(self, request: EngineRequest) -> ReplayingStream:
         self.requests.append(request)

@@ -18,7 +18,10 @@ import pytest
 from pagewire.errors import InternalError, UnavailableError
 from pagewire.v1 import engine_pb2
 from pagewire_engine.cli import DEAD_ENGINE_STATUS
+from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
+from pagewire_frontend.generation import Generation, GenerationSettings
+from pagewire_frontend.serving import Serving
 from tests.e2e.wire_peer import Collected, WirePeer, collect, request, wait_until
 from tests.fakes.fake_engine import ROOT, FakeEngine, FakeEngineProcess, fake_config
 
@@ -89,6 +92,26 @@ async def test_streams_go_on_exactly_after_the_engine_was_killed(
     got = await asyncio.wait_for(running, 30)
     assert client.model_info.epoch != epoch
     assert_same(got, await undisturbed())
+
+
+@pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_scrape_does_not_wait_for_an_engine_that_is_stuck_or_dead(
+    engine: FakeEngineProcess, client: RemoteEngineClient, blow: signal.Signals
+) -> None:
+    stream = await client.submit(request(max_tokens=3))
+    await collect(stream)
+    serving = Serving(FrontendConfig())
+    serving.connect(await Generation.create(client, GenerationSettings()))
+    assert b'pagewire_engine_requests_finished_total{model_name="fake"} 1.0' in (
+        await serving.scrape()
+    )
+    engine.signal(blow)
+    await asyncio.sleep(0.5)
+    started = time.monotonic()
+    text = await serving.scrape()
+    assert time.monotonic() - started < 3
+    assert b"pagewire_engine_requests_finished_total" not in text
+    assert b"pagewire_num_requests_in_flight" in text
 
 
 async def test_streams_go_on_exactly_after_the_engine_stopped_on_purpose(
@@ -185,7 +208,10 @@ import asyncio, json, sys
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire.v1 import engine_pb2
+from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
+from pagewire_frontend.generation import Generation, GenerationSettings
+from pagewire_frontend.serving import Serving
 
 async def main():
     client = RemoteEngineClient(sys.argv[1])

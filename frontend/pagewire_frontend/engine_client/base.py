@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
 from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import engine_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,14 @@ class EngineClient(Protocol):
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         """The files that make the tokenizer, by Hugging Face's file names; empty when the engine
         has none."""
+        ...
+
+    async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
+        """What the engine counts, as of now.
+
+        Raises:
+            UnavailableError: it is away, or has not answered in time.
+        """
         ...
 
     async def submit(self, request: EngineRequest) -> TokenStream:

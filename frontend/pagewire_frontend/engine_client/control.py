@@ -155,6 +155,16 @@ class ControlChannel:
             epoch=response.epoch,
         )
 
+    async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
+        """What the engine counts, as of now."""
+        call = self._stub.GetStats(engine_pb2.GetStatsRequest(), timeout=timeout_s)
+        try:
+            async for answer in call:
+                return answer  # type: ignore[no-any-return]  # the stub is untyped
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from None
+        raise TransportError("the engine has told no statistics")
+
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer's files by name."""
         chunks: dict[str, list[bytes]] = {}

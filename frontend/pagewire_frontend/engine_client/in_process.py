@@ -14,11 +14,13 @@ from dataclasses import replace
 from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InternalError, UnavailableError
 from pagewire.outputs import FinishReason
+from pagewire.v1 import engine_pb2
 from pagewire_engine.admission import Admission
 from pagewire_engine.build import BuiltEngine, build_engine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.servicer import tokenizer_hash
+from pagewire_engine.stats_message import stats_message
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 
@@ -149,6 +151,14 @@ class InProcessEngineClient:
         if self._engine_loop is None:
             raise UnavailableError("the engine client is not started")
         return self._engine_loop
+
+    async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
+        """What the engine counts, as of now; it is read at once.
+
+        Raises:
+            UnavailableError: the client is not started.
+        """
+        return stats_message(self.engine_loop.stats(), epoch=self.model_info.epoch)
 
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         """The files that make the tokenizer; empty when the engine has none."""

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 
 from pagewire.errors import UnavailableError
+from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.failover import EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
@@ -100,6 +101,17 @@ class RemoteEngineClient:
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         """The files that make the tokenizer; empty when the engine has none."""
         return await self._started().control.tokenizer_files()
+
+    async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
+        """What the engine counts, as of now.
+
+        Raises:
+            UnavailableError: it is away, or has not answered in time.
+        """
+        link = self._started()
+        if not link.ready:
+            raise UnavailableError("the engine is away")
+        return await link.control.stats(timeout_s)
 
     async def submit(self, request: EngineRequest) -> RemoteTokenStream:
         """Hands a request over; returns once the engine has accepted it.

@@ -71,7 +71,7 @@ def create_app(serving: Serving) -> ASGIApp:
         return operations.json_response({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return operations.metrics(serving)
+        return await operations.metrics(serving)
 
     async def version(request: Request) -> Response:
         return operations.version()

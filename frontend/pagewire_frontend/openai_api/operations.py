@@ -34,9 +34,8 @@ def version() -> Response:
     return json_response({"version": pagewire.__version__})
 
 
-def metrics(serving: Serving) -> Response:
-    serving.metrics.set_engine_ready(serving.ready)
-    return Response(serving.metrics.render(), media_type=CONTENT_TYPE)
+async def metrics(serving: Serving) -> Response:
+    return Response(await serving.scrape(), media_type=CONTENT_TYPE)
 
 
 def list_models(serving: Serving) -> Response:

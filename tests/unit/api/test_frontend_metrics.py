@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.serving import Serving
-from tests.fakes.fake_engine_client import FakeEngineClient
+from tests.fakes.fake_engine_client import MODEL, FakeEngineClient
 from tests.fakes.frontend import make_serving
 
 
@@ -26,9 +29,9 @@ def request(**params: object) -> GenerationRequest:
 async def test_a_finished_request_counts_its_tokens_and_times() -> None:
     serving = await make_serving(FakeEngineClient(delay_s=0.002))
     async with serving.run(request(n=2)) as generation:
-        assert value(serving, "pagewire_num_requests_running") == 1
+        assert value(serving, "pagewire_num_requests_in_flight") == 1
         await generation.collect()
-    assert value(serving, "pagewire_num_requests_running") == 0
+    assert value(serving, "pagewire_num_requests_in_flight") == 0
     assert value(serving, "pagewire_request_success_total", finished_reason="stop") == 2
     assert value(serving, "pagewire_prompt_tokens_total") == 3
     assert value(serving, "pagewire_generation_tokens_total") == 28
@@ -37,8 +40,24 @@ async def test_a_finished_request_counts_its_tokens_and_times() -> None:
         "pagewire_request_time_per_output_token_seconds",
         "pagewire_e2e_request_latency_seconds",
         "pagewire_request_queue_time_seconds",
+        "pagewire_request_prefill_time_seconds",
+        "pagewire_request_decode_time_seconds",
+        "pagewire_request_inference_time_seconds",
+        "pagewire_request_prompt_tokens",
     ):
         assert value(serving, f"{name}_count") == 1
+    assert value(serving, "pagewire_request_prompt_tokens_sum") == 3
+    assert value(serving, "pagewire_request_generation_tokens_count") == 2
+    assert value(serving, "pagewire_request_generation_tokens_sum") == 28
+    assert value(serving, "pagewire_request_queue_time_seconds_sum") == 0.25
+    assert value(serving, "pagewire_request_prefill_time_seconds_sum") == 0.5
+    decode = value(serving, "pagewire_request_decode_time_seconds_sum")
+    assert value(serving, "pagewire_request_inference_time_seconds_sum") == 0.5 + decode
+    assert decode > 13 * 0.002
+    # Each token after a sequence's first waited for the one before.
+    assert value(serving, "pagewire_inter_token_latency_seconds_count") == 2 * 13
+    waited = value(serving, "pagewire_inter_token_latency_seconds_sum")
+    assert waited == pytest.approx(2 * decode, rel=0.2)
     first = value(serving, "pagewire_time_to_first_token_seconds_sum")
     total = value(serving, "pagewire_e2e_request_latency_seconds_sum")
     per_token = value(serving, "pagewire_request_time_per_output_token_seconds_sum")
@@ -52,9 +71,10 @@ async def test_an_aborted_request_counts_what_it_produced_and_no_times() -> None
         for _ in range(3):
             await anext(generation)
     assert value(serving, "pagewire_request_failure_total", code="CANCELLED") == 1
+    assert value(serving, "pagewire_request_success_total", finished_reason="abort") == 1
     assert value(serving, "pagewire_generation_tokens_total") == 3
     assert value(serving, "pagewire_e2e_request_latency_seconds_count") == 0
-    assert value(serving, "pagewire_num_requests_running") == 0
+    assert value(serving, "pagewire_num_requests_in_flight") == 0
 
 
 async def test_refused_and_failed_requests_count_by_code() -> None:
@@ -66,7 +86,7 @@ async def test_refused_and_failed_requests_count_by_code() -> None:
             await generation.collect()
     assert value(serving, "pagewire_request_failure_total", code="INVALID_ARGUMENT") == 1
     assert value(serving, "pagewire_request_failure_total", code="UNAVAILABLE") == 1
-    assert value(serving, "pagewire_num_requests_running") == 0
+    assert value(serving, "pagewire_num_requests_in_flight") == 0
 
 
 async def test_two_frontends_in_one_process_count_apart() -> None:
@@ -75,4 +95,55 @@ async def test_two_frontends_in_one_process_count_apart() -> None:
         await generation.collect()
     assert value(first, "pagewire_prompt_tokens_total") == 3
     assert value(second, "pagewire_prompt_tokens_total") == 0
-    assert b"pagewire_prompt_tokens_total 3.0" in first.metrics.render()
+    assert b'pagewire_prompt_tokens_total{model_name="m"} 3.0' in first.metrics.render("m")
+
+
+async def test_tokens_that_come_together_share_the_time_they_took() -> None:
+    serving = await make_serving(FakeEngineClient(delay_s=0.001, tokens_a_step=5))
+    async with serving.run(request()) as generation:
+        await generation.collect()
+    assert value(serving, "pagewire_generation_tokens_total") == 14
+    assert value(serving, "pagewire_inter_token_latency_seconds_count") == 9
+
+
+async def test_a_scrape_tells_what_the_engine_counts() -> None:
+    client = FakeEngineClient(hang_after=1)
+    serving = await make_serving(client)
+    async with serving.run(request()) as generation:
+        await anext(generation)
+        text = (await serving.scrape()).decode()
+    figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+
+    def figure(name: str, **labels: str) -> float:
+        pairs = ",".join(f'{k}="{v}"' for k, v in sorted({"model_name": MODEL, **labels}.items()))
+        return float(figures[f"pagewire_{name}{{{pairs}}}"])
+
+    assert figure("num_requests_running") == 1
+    assert figure("num_requests_waiting") == 2
+    assert figure("num_requests_swapped") == 0
+    assert figure("kv_cache_usage_perc") == (64 - 40 - 8) / 64
+    assert figure("cpu_cache_usage_perc") == 0.0
+    assert [figure("kv_blocks", state=s) for s in ("free", "held", "cached")] == [40, 16, 8]
+    assert figure("prefix_cache_queries_total") == 100
+    assert figure("prefix_cache_hits_total") == 25
+    assert figure("num_preemptions_total") == 3
+    bounds = ("1.0", "8.0", "+Inf")
+    assert [figure("iteration_tokens_total_bucket", le=le) for le in bounds] == [4, 6, 7]
+    assert figure("iteration_tokens_total_sum") == 30
+    assert figure("engine_ready") == 1
+
+
+async def test_while_the_engine_is_away_its_figures_are_absent() -> None:
+    client = FakeEngineClient()
+    serving = await make_serving(client)
+    assert b"pagewire_num_requests_running{" in await serving.scrape()
+    client.is_ready = False
+    await asyncio.sleep(0.25)
+    text = await serving.scrape()
+    assert b"pagewire_num_requests_running{" not in text
+    assert b"pagewire_engine_ready{" in text
+
+
+async def test_a_frontend_without_an_engine_is_scraped_all_the_same() -> None:
+    serving = Serving(FrontendConfig())
+    assert b'pagewire_engine_ready{model_name=""} 0.0' in await serving.scrape()

@@ -1,0 +1,106 @@
+"""What the engine counts, for Prometheus. The engine is asked when somebody scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pagewire.v1 import engine_pb2
+
+
+class EngineFigures(Collector):
+    """A collector over the engine's last answer. Without one it has no figures: a gap in a graph
+    says more than a line of old values.
+
+    Attributes:
+        stats: the last answer; None while the engine is away.
+    """
+
+    def __init__(self) -> None:
+        self.stats: engine_pb2.GetStatsResponse | None = None
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the names need not be known beforehand."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a figure."""
+        stats = self.stats
+        if stats is None:
+            return
+        yield from _gauges(stats)
+        yield from _counters(stats)
+        for name, text, told in (
+            (
+                "iteration_tokens_total",
+                "Tokens computed in a step of the engine.",
+                stats.iteration_tokens,
+            ),
+            ("step_time_seconds", "Seconds that a step of the engine took.", stats.step_time),
+        ):
+            if told.counts:  # an older engine tells none
+                yield histogram_family(f"pagewire_{name}", text, told.bounds, told.counts, told.sum)
+
+
+def _gauges(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
+    held = stats.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
+    for name, text, value in (
+        ("num_requests_running", "Requests that the engine computes.", stats.num_running),
+        ("num_requests_waiting", "Requests that wait to be computed.", stats.num_waiting),
+        ("num_requests_swapped", "Requests whose blocks are in host memory.", stats.num_swapped),
+        (
+            "kv_cache_usage_perc",
+            "Share of the KV blocks that requests hold; 1 is all.",
+            _share(held, stats.num_blocks),
+        ),
+        (
+            "cpu_cache_usage_perc",
+            "Share of the KV blocks in host memory that swapped requests hold; 1 is all.",
+            _share(stats.num_cpu_blocks - stats.num_free_cpu_blocks, stats.num_cpu_blocks),
+        ),
+    ):
+        yield GaugeMetricFamily(f"pagewire_{name}", text, value=value)
+    blocks = GaugeMetricFamily("pagewire_kv_blocks", "KV blocks by state.", labels=["state"])
+    blocks.add_metric(["free"], stats.num_free_blocks)
+    blocks.add_metric(["held"], held)
+    blocks.add_metric(["cached"], stats.num_cached_blocks)
+    yield blocks
+
+
+def _counters(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
+    for name, text, value in (
+        (
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_cache_queries,
+        ),
+        (
+            "prefix_cache_hits",
+            "Prompt tokens that the prefix cache held.",
+            stats.prefix_cache_hits,
+        ),
+        ("num_preemptions", "Requests that lost their blocks to others.", stats.num_preemptions),
+        ("engine_steps", "Steps of the engine.", stats.step),
+        ("engine_requests_finished", "Requests that ended.", stats.num_requests_finished),
+        ("engine_requests_failed", "Requests that failed.", stats.num_requests_failed),
+    ):
+        yield CounterMetricFamily(f"pagewire_{name}", text, value=value)
+
+
+def histogram_family(
+    name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Metric:
+    """A histogram that was counted elsewhere. `counts` is by bucket; Prometheus's add up."""
+    cumulative = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
+        cumulative += count
+        buckets.append((bound, cumulative))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
