@@ -87,6 +87,44 @@ def test_a_worker_in_another_process_gives_identical_results(tiny_llama: Path) -
         there.shutdown()
 
 
+def _decode_after(executor: Executor, *steps: StepPlan, table: list[int]) -> SampledToken:
+    """The second token of a prompt in blocks 3, 4 and 5, after `steps`, read through `table`."""
+    prompt = NewSequence(1, 0, 5, list(range(9)), [], PARAMS)
+    executor.execute(StepPlan(1, [prompt], [ScheduledSequence(1, 0, 9, 0, [3, 4, 5], (1,))]))
+    for step in steps:
+        executor.execute(step)
+    decode = ScheduledSequence(1, 9, 1, 0, table, (1,))
+    (token,) = executor.execute(StepPlan(9, [], [decode], forgotten=[2])).sampled
+    executor.execute(StepPlan(10, forgotten=[1]))
+    return token
+
+
+@pytest.mark.parametrize("kind", [SingleProcessExecutor, MultiProcessExecutor])
+def test_a_swapped_sequence_goes_on_bit_by_bit_as_if_it_had_stayed(
+    kind: type[SingleProcessExecutor | MultiProcessExecutor], tiny_llama: Path
+) -> None:
+    config = _config(tiny_llama)
+    executor = kind(config, resolve_model(config))
+    # Another prompt takes its blocks in the very step that swaps it out.
+    other = NewSequence(2, 0, 6, list(range(30, 40)), [], PARAMS)
+    taken = StepPlan(
+        2,
+        [other],
+        [ScheduledSequence(2, 0, 10, 0, [4, 3, 5], (2,))],
+        swap_out=[(3, 7), (4, 0), (5, 1)],
+    )
+    # Back it comes into other blocks, and the last of them is copied on.
+    back = StepPlan(3, swap_in=[(1, 22), (7, 20), (0, 21)], block_copies=[(22, 23)])
+    try:
+        stayed = _decode_after(executor, table=[3, 4, 5])
+        assert stayed.logprobs is not None
+        assert _decode_after(executor, taken, back, table=[20, 21, 23]) == stayed
+        # The control: without its blocks it says something else.
+        assert _decode_after(executor, taken, table=[3, 4, 5]) != stayed
+    finally:
+        executor.shutdown()
+
+
 def test_a_killed_worker_is_a_typed_error(tiny_llama: Path) -> None:
     config = _config(tiny_llama)
     executor = MultiProcessExecutor(config, resolve_model(config))
