@@ -6,6 +6,7 @@ Blocks are plain numbers here; the tensors behind them live in the worker's cach
 from __future__ import annotations
 
 from enum import Enum, auto
+from itertools import chain
 
 from pagewire_engine.request import Request, Sequence
 
@@ -150,6 +151,25 @@ class BlockSpaceManager:
         block = self._free.pop()
         self._ref_counts[block] = 1
         return block
+
+    # -- for those who look on (see block_map) -----------------------------------------------------
+
+    def reference_counts(self) -> list[int]:
+        """How many sequences hold each block; a copy."""
+        return list(self._ref_counts)
+
+    def cpu_reference_counts(self) -> list[int]:
+        """The same of the blocks in host memory."""
+        return []
+
+    def cached_blocks(self) -> list[int]:
+        """The blocks that nobody holds and that are kept for their content."""
+        return []
+
+    def held_blocks(self, request: Request) -> list[int]:
+        """The blocks that a request's sequences hold, each once; ~n stands for CPU block n."""
+        tables = [self._tables.get(sequence.sequence_id, ()) for sequence in request.live]
+        return list(dict.fromkeys(chain.from_iterable(tables)))
 
     # -- integrity -----------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
+from pagewire_engine.block_map import Snapshot, take_snapshot
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.outputs import (
     PromptLogprobsOutput,
@@ -64,6 +65,7 @@ class Engine:
         self._num_sequences = 0
         self._seeds = itertools.count()
         self._counters = EngineCounters()
+        self._last_schedule: Schedule | None = None
         self._outputs = StepOutputs(step=1)
 
     # -- requests come and go ----------------------------------------------------------------
@@ -155,6 +157,10 @@ class Engine:
             step_time=counters.step_time.snapshot(),
         )
 
+    def snapshot(self) -> Snapshot:
+        """Who holds which block, and what the last step computed."""
+        return take_snapshot(self.scheduler, self._last_schedule, self._counters.step)
+
     def _new_request(self, submission: Submission) -> Request:
         if not submission.prompt_token_ids:
             raise InvalidArgumentError("prompt_token_ids", "the prompt has no tokens")
@@ -192,6 +198,7 @@ class Engine:
         started = self._clock()
         self._counters.step += 1
         schedule = self.scheduler.schedule(self._counters.step)
+        self._last_schedule = schedule
         for request, error in schedule.failures:
             self._fail(request, error)
         self._count_scheduled(schedule, started)

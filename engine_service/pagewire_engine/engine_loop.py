@@ -16,6 +16,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
+from pagewire_engine.block_map import Snapshot
 from pagewire_engine.engine import Engine
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.stats import EngineStats
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 # How long `drain` waits for the step that is under way when its time is over.
 _LAST_STEP_S = 10.0
+_LEAST_LOOK_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class _FailAll:
     done: Callable[[int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    done: Callable[[], None]
+
+
 class EngineLoop:
     """Runs an engine on a thread of its own. Every public method may be called from any thread.
 
@@ -78,7 +85,7 @@ class EngineLoop:
         self._publish = publish
         self._on_death = on_death
         self._wake = threading.Condition()
-        self._inbox: list[Submission | _Abort | _FailAll] = []
+        self._inbox: list[Submission | _Abort | _FailAll | _Look] = []
         # Whether an id will be live once the inbox is emptied, where that differs from now.
         self._inbox_ids: dict[str, bool] = {}
         self._num_submitted = 0
@@ -86,6 +93,8 @@ class EngineLoop:
         self._stopping = False
         self._idle = True
         self._progress = (0, time.monotonic(), False)
+        self._snapshot: Snapshot | None = None
+        self._next_look = 0.0
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
 
     def start(self) -> None:
@@ -158,6 +167,19 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
+    def look(self, timeout_s: float) -> Snapshot | None:
+        """Who holds which block: as of the next pause between two steps, or of the last look if
+        that was a moment ago. When that pause does not come in time, what was seen last; None if
+        nothing was."""
+        seen = threading.Event()
+        with self._wake:
+            if self._stopping:
+                return self._snapshot
+            self._inbox.append(_Look(seen.set))
+            self._wake.notify_all()
+        seen.wait(timeout_s)
+        return self._snapshot
+
     def _has_ended(self) -> bool:
         return (self._idle and not self._inbox) or self._stopping
 
@@ -200,11 +222,26 @@ class EngineLoop:
                 self._engine.abort(command.request_id, command.sequence_index, command.reason)
             elif isinstance(command, _FailAll):
                 command.done(self._engine.fail_all(command.error))
+            elif isinstance(command, _Look):
+                self._look_now()
+                command.done()
             else:
                 self._engine.add(command)
         self._inbox.clear()
         self._inbox_ids.clear()
         self._num_submitted = 0
+
+    def _look_now(self) -> None:
+        """Takes a snapshot, but spends no more than a hundredth of the time on them."""
+        started = time.monotonic()
+        if started < self._next_look:
+            return
+        try:
+            self._snapshot = self._engine.snapshot()
+        except Exception:
+            logger.exception("The engine could not be looked at.")
+        ended = time.monotonic()
+        self._next_look = ended + max(_LEAST_LOOK_INTERVAL_S, 100 * (ended - started))
 
     def _step(self) -> StepOutputs:
         try:

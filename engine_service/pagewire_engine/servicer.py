@@ -22,16 +22,20 @@ from pagewire.errors import (
 from pagewire.outputs import FinishReason
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_engine.admission import Admission, open_sequences
+from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.errors import CancelledError
-from pagewire_engine.stats_message import stats_message
+from pagewire_engine.stats_message import stats_message, window_message
 from pagewire_engine.submission import SequencePast
 from pagewire_engine.token_stream import TokenStreams
 
 TOKENIZER_CHUNK_BYTES = 64 * 1024
 MAX_STATS_STREAMS = 8
 _MIN_STATS_INTERVAL_S = 0.01
+_MIN_WINDOW_INTERVAL_S = 0.1
+# A look waits for the step that is under way; in a longer one the last look is told again.
+_LOOK_TIMEOUT_S = 2.0
 _ABORT_REASONS = {0: FinishReason.ABORT, 1: FinishReason.STOP, 3: FinishReason.ABORT}
 
 
@@ -57,6 +61,8 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         self._submit_lock = threading.Lock()
         self._stats_slots = threading.BoundedSemaphore(MAX_STATS_STREAMS)
         self._stopping = threading.Event()
+        self._last_window: tuple[Snapshot | None, engine_pb2.EngineWindow]
+        self._last_window = None, engine_pb2.EngineWindow()
         self._draining = False
 
     @property
@@ -202,15 +208,16 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         self, request: engine_pb2.GetStatsRequest, context: grpc.ServicerContext
     ) -> Iterator[engine_pb2.GetStatsResponse]:
         if request.interval_ms == 0:
-            yield self._stats()
+            yield self._stats(request.with_window)
             return
         # Each such call keeps one of the server's threads.
         if not self._stats_slots.acquire(blocking=False):
             raise ResourceExhaustedError(f"{MAX_STATS_STREAMS} others watch the statistics already")
         try:
-            interval_s = max(_MIN_STATS_INTERVAL_S, request.interval_ms / 1000)
+            least_s = _MIN_WINDOW_INTERVAL_S if request.with_window else _MIN_STATS_INTERVAL_S
+            interval_s = max(least_s, request.interval_ms / 1000)
             while context.is_active():
-                yield self._stats()
+                yield self._stats(request.with_window)
                 if self._stopping.wait(interval_s):
                     return
         finally:
@@ -237,12 +244,24 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         # No block outlives its request in this engine, so there is nothing to drop.
         return engine_pb2.ResetPrefixCacheResponse(num_blocks=0)
 
-    def _stats(self) -> engine_pb2.GetStatsResponse:
-        return stats_message(
+    def _stats(self, with_window: bool) -> engine_pb2.GetStatsResponse:
+        snapshot = self._loop.look(_LOOK_TIMEOUT_S) if with_window else None
+        message = stats_message(
             self._loop.stats(),
             epoch=self._streams.epoch,
             num_sessions=len(self._streams.sessions),
         )
+        if snapshot is not None:
+            message.window.CopyFrom(self._window(snapshot))
+        return message
+
+    def _window(self, snapshot: Snapshot) -> engine_pb2.EngineWindow:
+        """The snapshot's message, made once for all who watch."""
+        seen, message = self._last_window
+        if seen is not snapshot:
+            message = window_message(snapshot)
+            self._last_window = snapshot, message
+        return message
 
 
 def tokenizer_hash(files: Mapping[str, bytes]) -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from pagewire.v1 import engine_pb2
+from pagewire_engine.block_map import Snapshot, block_states
+from pagewire_engine.request import RequestStatus
 from pagewire_engine.stats import EngineStats
+
+_STATES = {
+    status: engine_pb2.EngineRequestView.State.Value(f"STATE_{status.name}")
+    for status in RequestStatus
+}
 
 
 def stats_message(
@@ -13,3 +20,28 @@ def stats_message(
 ) -> engine_pb2.GetStatsResponse:
     """A snapshot's message; the fields have the same names."""
     return engine_pb2.GetStatsResponse(epoch=epoch, num_sessions=num_sessions, **asdict(stats))
+
+
+def window_message(snapshot: Snapshot) -> engine_pb2.EngineWindow:
+    """Who holds which block, and what the last step computed."""
+    window = engine_pb2.EngineWindow(
+        blocks=block_states(snapshot.reference_counts, snapshot.cached_blocks),
+        cpu_blocks=block_states(snapshot.cpu_reference_counts),
+        step=engine_pb2.StepComposition(
+            step=snapshot.step,
+            request=snapshot.step_requests,
+            num_tokens=snapshot.step_tokens,
+            num_decodes=snapshot.num_decodes,
+        ),
+    )
+    for request in snapshot.requests:
+        window.requests.add(
+            id=request.request_id,
+            state=_STATES[request.status],
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            blocks=[block for block in request.blocks if block >= 0],
+            cpu_blocks=[~block for block in request.blocks if block < 0],
+        )
+    return window

@@ -373,6 +373,33 @@ def test_model_tokenizer_and_statistics_are_told() -> None:
         assert reset.num_blocks == 0
 
 
+def test_a_watcher_sees_who_holds_which_block(engine: FakeEngine, peer: WirePeer) -> None:
+    peer.greet()
+    peer.submit("watched", 1, max_tokens=4000)
+    peer.submit("other", 2, max_tokens=4000)
+    asked = engine_pb2.GetStatsRequest(interval_ms=1, with_window=True)
+    watching = peer.stub.GetStats(asked, timeout=10)
+    wanted = {"watched", "other"}
+    for stats in watching:
+        window = stats.window
+        shown = {view.id.split("@")[0]: view for view in window.requests}
+        if wanted <= shown.keys() and all(len(shown[name].blocks) > 2 for name in wanted):
+            break
+    watching.cancel()
+    peer.abort("watched")
+    peer.abort("other")
+    assert len(window.blocks) == stats.num_blocks
+    held = {block for view in window.requests for block in view.blocks}
+    assert held == {block for block, state in enumerate(window.blocks) if state}
+    view = shown["watched"]
+    assert view.state == engine_pb2.EngineRequestView.STATE_RUNNING
+    assert view.num_prompt_tokens == 3
+    assert view.num_computed_tokens == 3 + view.num_output_tokens - 1
+    assert (list(window.step.num_tokens), window.step.num_decodes) == ([1, 1], 2)
+    computed = {window.requests[index].id.split("@")[0] for index in window.step.request}
+    assert computed == wanted
+
+
 def test_health_and_reflection_answer(peer: WirePeer) -> None:
     health = health_pb2_grpc.HealthStub(peer.channel)
     for name in ("", "pagewire.v1.Engine"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
+from pagewire_engine.block_map import Snapshot
 from pagewire_engine.engine import Engine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.outputs import StepOutputs
@@ -386,3 +388,55 @@ def test_a_flood_of_long_prompts_hardly_holds_up_the_loop(start: Callable[..., R
     assert sorted(seconds)[190] < 0.05
     running.answers.wait_for_end("decoding")
     running.answers.wait_for(lambda: len(running.answers.errors) == 200)
+
+
+def test_a_look_shows_an_idle_engine_at_once_and_a_busy_one_between_two_steps() -> None:
+    gate = Gate()
+    running = Running(FakeExecutor(32, 4, on_execute=gate))
+    running.loop.start()
+    idle = running.loop.look(TIMEOUT_S)
+    assert idle is not None
+    assert (idle.step, idle.requests) == (0, [])
+    running.loop.submit(submission("x", range(5), max_tokens=2))
+    assert gate.entered.wait(TIMEOUT_S)
+    # In a step that takes long, what was seen last.
+    assert running.loop.look(0.05) is idle
+    gate.open.set()
+    running.answers.wait_for_end("x")
+    time.sleep(0.1)
+    after = running.loop.look(TIMEOUT_S)
+    assert after is not None
+    assert after.step == 2
+    assert after.requests[0].request_id == "x"
+    running.loop.stop()
+    assert running.loop.look(TIMEOUT_S) is after
+
+
+def test_looks_take_a_bounded_share_of_the_loop_s_time(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    taken: list[float] = []
+    snapshot = running.engine.snapshot
+
+    def slow_snapshot() -> Snapshot:
+        taken.append(time.monotonic())
+        time.sleep(0.002)
+        return snapshot()
+
+    monkeypatch.setattr(running.engine, "snapshot", slow_snapshot)
+    end = time.monotonic() + 0.7
+    while time.monotonic() < end:
+        running.loop.look(TIMEOUT_S)
+    assert 2 <= len(taken) <= 4
+    assert all(later - earlier > 0.2 for earlier, later in itertools.pairwise(taken))
+
+
+def test_a_look_that_fails_harms_nobody(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    monkeypatch.setattr(running.engine, "snapshot", lambda: 1 / 0)
+    assert running.loop.look(TIMEOUT_S) is None
+    running.loop.submit(submission("x", range(5)))
+    running.answers.wait_for_end("x")
