@@ -96,6 +96,9 @@ def assemble_engine(
         max_model_len=info.max_model_len,
         block_size=info.block_size,
         num_blocks=info.num_blocks,
+        num_cpu_blocks=info.num_cpu_blocks,
+        preemption_mode=config.preemption_mode,
+        enable_prefix_caching=config.enable_prefix_caching,
         max_waiting_requests=config.max_waiting_requests,
     )
     return Engine(executor, eos_token_ids=eos_token_ids, settings=settings)

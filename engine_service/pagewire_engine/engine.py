@@ -115,6 +115,11 @@ class Engine:
                 self._end(sequence, reason)
                 self._tell_end(sequence)
 
+    def reset_prefix_cache(self) -> int:
+        """Lets no later request find the content of today's blocks; requests that share some go on.
+        Returns how many blocks could have been found."""
+        return self.scheduler.blocks.reset_prefix_cache()
+
     def fail_all(self, error: PagewireError) -> int:
         """Fails every live request; returns how many there were."""
         requests = list(self._requests.values())
@@ -145,6 +150,8 @@ class Engine:
             num_free_blocks=blocks.num_free_blocks,
             num_cached_blocks=blocks.num_cached_blocks,
             num_preemptions=scheduler.num_preemptions,
+            prefix_cache_queries=blocks.num_tokens_queried,
+            prefix_cache_hits=blocks.num_tokens_hit,
             num_prompt_tokens=counters.num_prompt_tokens,
             num_generation_tokens=counters.num_generation_tokens,
             num_requests_finished=counters.num_requests_finished,
@@ -202,7 +209,7 @@ class Engine:
         for request, error in schedule.failures:
             self._fail(request, error)
         self._count_scheduled(schedule, started)
-        if schedule.plan.scheduled:
+        if not schedule.plan.is_empty:
             result = self._execute(schedule)
             self._apply(schedule, result, started)
         self._counters.count_step_end(self._clock() - started)
@@ -247,6 +254,9 @@ class Engine:
             if sequence_id in self._sequences:
                 request = self._sequences[sequence_id].request
                 self._fail(request, InternalError(f"the model failed on this request: {why}"))
+        for sequence in schedule.sequences:
+            if sequence.num_computed_tokens >= sequence.publish_at:
+                self.scheduler.blocks.publish(sequence)
         for sequence in schedule.prefills:
             self.scheduler.share_prompt(sequence)
         for chunk in result.prompt_logprobs:
@@ -350,7 +360,7 @@ class Engine:
         """Ends a whole request with an error. A request fails once."""
         if self._requests.get(request.request_id) is not request:
             return
-        self.scheduler.remove(request)
+        self.scheduler.remove(request, discard=True)
         for sequence in request.live:
             sequence.finish_reason = FinishReason.ERROR
             del self._sequences[sequence.sequence_id]

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from pagewire.errors import (
@@ -63,6 +64,11 @@ class _Look:
     done: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _ResetPrefixCache:
+    done: Future[int]
+
+
 class EngineLoop:
     """Runs an engine on a thread of its own. Every public method may be called from any thread.
 
@@ -85,7 +91,7 @@ class EngineLoop:
         self._publish = publish
         self._on_death = on_death
         self._wake = threading.Condition()
-        self._inbox: list[Submission | _Abort | _FailAll | _Look] = []
+        self._inbox: list[Submission | _Abort | _FailAll | _Look | _ResetPrefixCache] = []
         # Whether an id will be live once the inbox is emptied, where that differs from now.
         self._inbox_ids: dict[str, bool] = {}
         self._num_submitted = 0
@@ -160,6 +166,21 @@ class EngineLoop:
             self._wake.wait_for(self._has_ended, _LAST_STEP_S)
             return sum(failed)
 
+    def reset_prefix_cache(self) -> int:
+        """Forgets what blocks hold, before the next step. Returns how many were known.
+
+        Raises:
+            UnavailableError: the engine has stopped.
+        """
+        command = _ResetPrefixCache(Future())
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: command.done.done() or self._stopping)
+        if not command.done.done():
+            raise UnavailableError("the engine is shutting down")
+        return command.done.result()
+
     def progress(self) -> LoopProgress:
         step, since, busy = self._progress
         return LoopProgress(step, time.monotonic() - since, busy)
@@ -225,6 +246,8 @@ class EngineLoop:
             elif isinstance(command, _Look):
                 self._look_now()
                 command.done()
+            elif isinstance(command, _ResetPrefixCache):
+                command.done.set_result(self._engine.reset_prefix_cache())
             else:
                 self._engine.add(command)
         self._inbox.clear()

@@ -6,6 +6,7 @@ rebuilt, and that is what preemption by recompute does.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -20,6 +21,7 @@ class RequestStatus(Enum):
 
     WAITING = auto()
     RUNNING = auto()
+    SWAPPED = auto()
     FINISHED = auto()
 
 
@@ -35,12 +37,15 @@ class Sequence:
         num_blocks_told: leading entries of its block table that the worker knows.
         num_paid_tokens: tokens that were computed before it was preempted; its tenant is not
             charged for them again.
+        block_keys: keys of its first full blocks (see prefix_cache), as far as they were needed.
+        publish_at: computed tokens at which its next block is full and can be found by others.
         cumulative_logprob: sum over the output; 0 unless log probabilities were asked for.
         finish_reason: set when it ended.
         stop_token_id: the stop token id that ended it, if one did.
     """
 
     __slots__ = (
+        "block_keys",
         "cumulative_logprob",
         "finish_reason",
         "index",
@@ -49,6 +54,7 @@ class Sequence:
         "num_paid_tokens",
         "num_tokens",
         "output_token_ids",
+        "publish_at",
         "request",
         "sequence_id",
         "stop_token_id",
@@ -63,6 +69,8 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_blocks_told = 0
         self.num_paid_tokens = 0
+        self.block_keys: list[bytes] = []
+        self.publish_at = sys.maxsize
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
@@ -71,6 +79,14 @@ class Sequence:
         """Adds a produced token."""
         self.output_token_ids.append(token_id)
         self.num_tokens += 1
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Tokens [start, end) of prompt and output."""
+        prompt, num_prompt = self.request.prompt_token_ids, self.request.num_prompt_tokens
+        if end <= num_prompt:
+            return prompt[start:end]
+        output = self.output_token_ids[max(start - num_prompt, 0) : end - num_prompt]
+        return prompt[start:] + output
 
     @property
     def is_decoding(self) -> bool:
@@ -112,6 +128,8 @@ class Request:
         is_prefilling: not all of its live sequences have come to decode one token a step.
         prompt_shared: the prompt is in the cache, and every live sequence holds its blocks.
         num_prompt_logprobs: prompt positions, from 1 on, whose log probabilities were told.
+        cache_key: what besides tokens its blocks depend on; part of their keys.
+        num_cached_tokens: prompt tokens that were in the prefix cache when it first started.
     """
 
     def __init__(
@@ -144,6 +162,8 @@ class Request:
         self.is_prefilling = True
         self.prompt_shared = False
         self.num_prompt_logprobs = 0
+        self.cache_key = submission.cache_key
+        self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.clock = RequestClock(arrival=now)
         self._restore_past(submission)
@@ -163,10 +183,19 @@ class Request:
             queue_s=scheduled - clock.arrival,
             prefill_s=token - scheduled,
             decode_s=now - token,
+            cached_tokens=self.num_cached_tokens,
             preemptions=self.num_preemptions,
             steps=clock.num_steps,
             step_s=clock.step_s,
         )
+
+    @property
+    def may_skip_prompt(self) -> bool:
+        """Whether cached blocks of the prompt need not be computed: log probabilities of a prompt
+        come from computing it."""
+        if self.sampling_params.prompt_logprobs is None:
+            return True
+        return self.num_prompt_logprobs >= self.num_prompt_tokens - 1
 
     @property
     def leader_alone(self) -> bool:

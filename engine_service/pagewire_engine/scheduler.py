@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from typing import Literal
 
 from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaustedError
 from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
@@ -18,6 +19,8 @@ from pagewire_engine.tenant_accounts import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from pagewire_engine.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
+
+_HAS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.SWAPPED)
 
 # A preemption is worth a line; a storm of them is not worth a line each.
 _PREEMPTIONS_PER_WARNING = 50
@@ -33,6 +36,11 @@ class SchedulerSettings:
         max_model_len: longest sequence, prompt and output together.
         block_size: tokens in a KV block.
         num_blocks: blocks in the pool.
+        num_cpu_blocks: KV blocks of host memory, to swap to.
+        preemption_mode: what becomes of a preempted request's blocks. "recompute": they are
+            dropped; "swap": moved to host memory, where there is room; "auto": moved where the
+            request's sequences share them, else dropped.
+        enable_prefix_caching: whether blocks are found by their content.
         max_waiting_requests: requests that may wait; more are turned away.
         watermark: fraction of the pool that admission leaves free.
     """
@@ -42,6 +50,9 @@ class SchedulerSettings:
     max_model_len: int
     block_size: int
     num_blocks: int
+    num_cpu_blocks: int = 0
+    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
+    enable_prefix_caching: bool = True
     max_waiting_requests: int = 4096
     watermark: float = 0.01
 
@@ -51,7 +62,7 @@ class Schedule:
     """What a step is to do.
 
     Attributes:
-        plan: for the executor; nothing to execute when its `scheduled` is empty.
+        plan: for the executor, unless it is empty.
         sequences: one for each entry of `plan.scheduled`.
         num_decodes: how many of those entries, from the first on, are decodes.
         block_copies: the plan's copies, by the id of the request they are for.
@@ -106,6 +117,9 @@ class _Draft:
         self.prefills = _Share(budget - self.decodes.budget)
         self.new_sequences: list[NewSequence] = []
         self.block_copies: dict[str, list[tuple[int, int]]] = {}
+        self.swap_out: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
+        self.preempted = False
         self.failures: list[tuple[Request, PagewireError]] = []
 
 
@@ -117,18 +131,24 @@ class Scheduler:
         running: requests with blocks.
         swapped: requests whose blocks are in host memory; while there is one, no prompt starts.
         blocks: the pool.
-        num_preemptions: since the engine's start.
+        num_preemptions: since the engine's start, by recompute and by swap.
+        num_swaps: those of them by swap.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.blocks = BlockSpaceManager(
-            settings.num_blocks, settings.block_size, settings.watermark
+            settings.num_blocks,
+            settings.block_size,
+            settings.watermark,
+            num_cpu_blocks=settings.num_cpu_blocks,
+            enable_prefix_caching=settings.enable_prefix_caching,
         )
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self.num_preemptions = 0
+        self.num_swaps = 0
         # Ids of sequences that the worker knows and need not know any longer.
         self._forgotten: list[int] = []
 
@@ -163,7 +183,7 @@ class Scheduler:
         request = sequence.request
         leads = not request.prompt_shared and sequence is request.leader
         request.live.remove(sequence)
-        if request.status is RequestStatus.RUNNING:
+        if request.status in _HAS_BLOCKS:
             if leads and request.live:
                 # The prompt computed so far is the next leader's too.
                 self.blocks.fork(sequence, request.leader)
@@ -173,18 +193,23 @@ class Scheduler:
         if not request.live:
             self._leave_queue(request)
 
-    def remove(self, request: Request) -> None:
-        """Takes a request that failed out of its queue, and its blocks back."""
-        if request.status is RequestStatus.RUNNING:
+    def remove(self, request: Request, *, discard: bool = False) -> None:
+        """Takes a request out of its queue, and its blocks back.
+
+        Args:
+            discard: it failed, and its blocks' content is not to be trusted.
+        """
+        if request.status in _HAS_BLOCKS:
             self._forgotten.extend(sequence.sequence_id for sequence in request.live)
-        self.blocks.free(request)
+        self.blocks.free(request, discard=discard)
         self._leave_queue(request)
 
     def _leave_queue(self, request: Request) -> None:
-        if request.status is RequestStatus.RUNNING:
-            del self.running[bisect_left(self.running, request.order, key=_order)]
-        else:
+        if request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
+        elif request.status in _HAS_BLOCKS:
+            queue = self.running if request.status is RequestStatus.RUNNING else self.swapped
+            del queue[bisect_left(queue, request.order, key=_order)]
         request.status = RequestStatus.FINISHED
 
     # -- the step ----------------------------------------------------------------------------
@@ -193,7 +218,9 @@ class Scheduler:
         """Chooses the tokens of a step, and gives them their slots."""
         draft = _Draft(self.settings.max_num_batched_tokens, self._count_decodes())
         self._schedule_running(draft)
-        if not self.swapped:
+        if not draft.preempted:
+            self._swap_in(draft)
+        if not self.swapped and not draft.preempted:
             self._admit_waiting(draft)
         return self._finish(draft, step)
 
@@ -223,8 +250,37 @@ class Scheduler:
             if self._schedule_request(draft, self.running[position]):
                 position += 1
 
+    def _swap_in(self, draft: _Draft) -> None:
+        """Lets swapped requests go on. Not in a step that preempts: what comes in would go out."""
+        while self.swapped:
+            request = self.swapped[0]
+            num_seqs = len(request.live)
+            if num_seqs > draft.prefills.budget:
+                return
+            if self._num_running_seqs() + num_seqs > self.settings.max_num_seqs:
+                return
+            status = self.blocks.can_swap_in(request, pool_is_idle=not self.running)
+            if status is AllocStatus.LATER:
+                return
+            if status is AllocStatus.NEVER:
+                self._recompute(request)
+                continue
+            del self.swapped[0]
+            draft.swap_in.extend(self.blocks.swap_in(request))
+            request.status = RequestStatus.RUNNING
+            insort(self.running, request, key=_order)
+            for sequence in request.live:
+                sequence.num_blocks_told = 0
+            if not request.is_prefilling:
+                draft.prefills.budget -= num_seqs
+                draft.decodes.budget += num_seqs
+            self._schedule_request(draft, request)
+
+    def _num_running_seqs(self) -> int:
+        return sum(len(request.live) for request in self.running)
+
     def _admit_waiting(self, draft: _Draft) -> None:
-        num_seqs = sum(len(request.live) for request in self.running)
+        num_seqs = self._num_running_seqs()
         while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
             if num_seqs + len(request.live) > self.settings.max_num_seqs:
                 return
@@ -240,7 +296,9 @@ class Scheduler:
 
     def _start(self, draft: _Draft, request: Request) -> None:
         """Moves an admitted request to `running`, with its first chunk of prefill."""
-        self.blocks.allocate(request)
+        num_cached_tokens = self.blocks.allocate(request)
+        if request.clock.first_scheduled is None:
+            request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_order)
         draft.new_sequences.extend(
@@ -273,7 +331,7 @@ class Scheduler:
                 if num_tokens == 0:
                     break
             while (copied := self.blocks.append_slots(sequence, num_tokens)) is None:
-                if self._make_room(draft) is request:
+                if self._make_room(draft, copies) is request:
                     return False
             if copied:
                 copies.extend(copied)
@@ -312,14 +370,15 @@ class Scheduler:
     def _finish(self, draft: _Draft, step: int) -> Schedule:
         plan = StepPlan(step)
         scheduled = draft.decodes.entries + draft.prefills.entries
-        if scheduled:
-            copies = [copy for group in draft.block_copies.values() for copy in group]
+        if scheduled or draft.swap_out:
             plan = StepPlan(
                 step=step,
                 new_sequences=draft.new_sequences,
                 scheduled=scheduled,
                 forgotten=self._forgotten,
-                block_copies=copies,
+                block_copies=[copy for group in draft.block_copies.values() for copy in group],
+                swap_out=draft.swap_out,
+                swap_in=draft.swap_in,
             )
             self._forgotten = []
         return Schedule(
@@ -332,18 +391,43 @@ class Scheduler:
 
     # -- preemption --------------------------------------------------------------------------
 
-    def _make_room(self, draft: _Draft) -> Request:
+    def _make_room(self, draft: _Draft, copies: list[tuple[int, int]]) -> Request:
         """Takes the blocks of the last running request: it is preempted, or fails when it had
-        the pool for itself. Returns it."""
+        the pool for itself. Returns it.
+
+        Args:
+            copies: copy-on-write that the request being scheduled waits for; if it is the victim,
+                they are not going to happen.
+        """
         victim = self.running[-1]
-        if len(self.running) == 1:
+        if len(self.running) == 1 and not self.swapped:
             self._fail_for_blocks(draft, victim)
+            return victim
+        draft.preempted = True
+        if self._is_swappable(victim) and self.blocks.can_swap_out(victim):
+            self._swap_out(draft, victim, copies)
         else:
-            self._preempt(victim)
+            self._recompute(victim)
         return victim
 
-    def _preempt(self, request: Request) -> None:
+    def _is_swappable(self, request: Request) -> bool:
+        mode = self.settings.preemption_mode
+        shares = request.prompt_shared and len(request.live) > 1
+        return mode == "swap" or (mode == "auto" and shares)
+
+    def _swap_out(self, draft: _Draft, request: Request, copies: list[tuple[int, int]]) -> None:
+        """Moves a running request's blocks to host memory."""
+        unwritten = {destination: source for source, destination in copies}
+        draft.swap_out.extend(self.blocks.swap_out(request, unwritten))
+        self._leave_queue(request)
+        request.status = RequestStatus.SWAPPED
+        insort(self.swapped, request, key=_order)
+        self.num_swaps += 1
+        self._count_preemption(request, "swap")
+
+    def _recompute(self, request: Request) -> None:
         """Drops a request's blocks; its tokens will be computed again."""
+        was_swapped = request.status is RequestStatus.SWAPPED
         self.remove(request)
         for sequence in request.live:
             sequence.num_paid_tokens = max(sequence.num_paid_tokens, sequence.num_computed_tokens)
@@ -352,16 +436,21 @@ class Scheduler:
         request.is_prefilling = True
         request.prompt_shared = False
         request.status = RequestStatus.WAITING
-        request.num_preemptions += 1
         self.waiting.add(request)
+        if not was_swapped:
+            self._count_preemption(request, "recompute")
+
+    def _count_preemption(self, request: Request, how: str) -> None:
+        request.num_preemptions += 1
         self.num_preemptions += 1
         if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
             logger.warning(
-                "Request %s is preempted by recompute because there are not enough free KV blocks "
-                "for all running requests. This lengthens its answer time. Give the KV cache more "
-                "memory (--kv-cache-memory, --gpu-memory-utilization) or run fewer sequences at a "
-                "time (--max-num-seqs). Preemptions since start: %d.",
+                "Request %s is preempted by %s because there are not enough free KV blocks for all "
+                "running requests. This lengthens its answer time. Give the KV cache more memory "
+                "(--kv-cache-memory, --gpu-memory-utilization) or run fewer sequences at a time "
+                "(--max-num-seqs). Preemptions since start: %d.",
                 request.request_id,
+                how,
                 self.num_preemptions,
             )
 

@@ -241,8 +241,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     def ResetPrefixCache(
         self, request: engine_pb2.ResetPrefixCacheRequest, context: grpc.ServicerContext
     ) -> engine_pb2.ResetPrefixCacheResponse:
-        # No block outlives its request in this engine, so there is nothing to drop.
-        return engine_pb2.ResetPrefixCacheResponse(num_blocks=0)
+        return engine_pb2.ResetPrefixCacheResponse(num_blocks=self._loop.reset_prefix_cache())
 
     def _stats(self, with_window: bool) -> engine_pb2.GetStatsResponse:
         snapshot = self._loop.look(_LOOK_TIMEOUT_S) if with_window else None

@@ -85,6 +85,11 @@ class StepPlan:
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to execute."""
+        return not self.scheduled and not self.swap_out
+
 
 @dataclass(slots=True)  # one a token: see ScheduledSequence
 class SampledToken:

@@ -28,6 +28,8 @@ class Submission:
         sampling_params: with a seed (admission drew one if the client gave none).
         priority: lower runs first.
         tenant: whose fair share it counts on.
+        cache_key: what besides its tokens the keys and values depend on, such as an adapter and
+            its version: requests share cached blocks only with those of the same.
         past: see SequencePast.
         resubmission: admitted before; queue bounds do not apply.
     """
@@ -37,5 +39,6 @@ class Submission:
     sampling_params: SamplingParams
     priority: int = 0
     tenant: str = ""
+    cache_key: str = ""
     past: list[SequencePast] = field(default_factory=list)
     resubmission: bool = False

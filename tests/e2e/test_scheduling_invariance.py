@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,27 +45,32 @@ class Laboratory:
 
     def __init__(self, model: Path) -> None:
         config = EngineConfig(
-            model=str(model), num_gpu_blocks_override=NUM_BLOCKS, max_model_len=1024
+            model=str(model),
+            num_gpu_blocks_override=NUM_BLOCKS,
+            max_model_len=1024,
+            swap_space=64 << 20,
         )
         files = resolve_model(config)
         self.eos_token_ids = load_description(files, config).eos_token_ids
         self.executor = SingleProcessExecutor(config, files)
 
-    def engine(self, *, num_blocks: int = NUM_BLOCKS, budget: int = 512) -> Engine:
+    def engine(self, *, num_blocks: int = NUM_BLOCKS, budget: int = 512, **more: Any) -> Engine:
         settings = SchedulerSettings(
             max_num_seqs=16,
             max_num_batched_tokens=budget,
             max_model_len=512,
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
+            **more,
         )
         return Engine(self.executor, eos_token_ids=self.eos_token_ids, settings=settings)
 
-    def run(
-        self, submissions: list[Submission], *, num_blocks: int = NUM_BLOCKS, budget: int = 512
-    ) -> tuple[Answers, EngineStats]:
+    def run(self, submissions: list[Submission], **limits: Any) -> tuple[Answers, EngineStats]:
+        """Runs to the end in an engine of its own; see `run_in`."""
+        return self.run_in(self.engine(**limits), submissions)
+
+    def run_in(self, engine: Engine, submissions: list[Submission]) -> tuple[Answers, EngineStats]:
         """Runs to the end; checks the pool after each step and the contiguity of all deltas."""
-        engine = self.engine(num_blocks=num_blocks, budget=budget)
         for submission in submissions:
             engine.add(submission)
         starts = {
@@ -84,7 +90,7 @@ class Laboratory:
                 tokens += output.token_ids
                 assert output.finish_reason in (None, FinishReason.LENGTH)
         stats = engine.stats()
-        assert stats.num_free_blocks == num_blocks
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
         return answers, stats
 
 
@@ -154,6 +160,30 @@ def test_preempted_by_recompute_equals_undisturbed(
 
 
 @BOTH
+def test_swapped_equals_undisturbed(
+    laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams
+) -> None:
+    engine = laboratory.engine(num_blocks=14, num_cpu_blocks=20, preemption_mode="swap")
+    answers, stats = laboratory.run_in(engine, requests(params))
+    assert answers == expected(alone, params)
+    assert stats.num_preemptions == engine.scheduler.num_swaps > 0
+
+
+@BOTH
+@pytest.mark.parametrize("budget", [23, 512])
+def test_cached_equals_computed(
+    laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams, budget: int
+) -> None:
+    engine = laboratory.engine(budget=budget)
+    laboratory.run_in(engine, requests(GREEDY))
+    assert engine.scheduler.blocks.num_tokens_hit == 0
+    answers, _ = laboratory.run_in(engine, requests(params))
+    assert answers == expected(alone, params)
+    # Of 33, 64 and 90 tokens, as many as are in full blocks; the last one is always computed.
+    assert engine.scheduler.blocks.num_tokens_hit == 32 + 48 + 80
+
+
+@BOTH
 def test_resumed_in_another_engine_equals_undisturbed(
     laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams
 ) -> None:
@@ -204,4 +234,4 @@ def test_abort_at_every_step_returns_every_block(laboratory: Laboratory) -> None
         assert sorted(o.request_id for o in ends) == sorted(r.request_id for r in requests(GREEDY))
         assert not engine.has_work
         engine.scheduler.blocks.check()
-        assert engine.stats().num_free_blocks == NUM_BLOCKS
+        assert engine.scheduler.blocks.num_available_blocks == NUM_BLOCKS

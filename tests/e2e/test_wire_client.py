@@ -60,7 +60,12 @@ async def reached(request: pytest.FixtureRequest, engine: FakeEngine) -> AsyncIt
         )
         await client.start()
         stats = client.engine_loop.stats
-    yield Reached(client, lambda: stats().num_blocks - stats().num_free_blocks)
+
+    def num_held_blocks() -> int:
+        now = stats()
+        return now.num_blocks - now.num_free_blocks - now.num_cached_blocks
+
+    yield Reached(client, num_held_blocks)
     await client.close()
 
 

@@ -108,6 +108,10 @@ class WirePeer:
     def stats(self) -> engine_pb2.GetStatsResponse:
         return next(iter(self.stub.GetStats(engine_pb2.GetStatsRequest(), timeout=5)))
 
+    def num_held_blocks(self) -> int:
+        stats = self.stats()
+        return stats.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
+
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
     deadline = time.monotonic() + timeout_s

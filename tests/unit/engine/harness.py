@@ -80,7 +80,11 @@ class Harness:
         self.settings = scheduler_settings or settings()
         self.plans: list[StepPlan] = []
         self.executor = FakeExecutor(
-            self.settings.num_blocks, self.settings.block_size, vocab_size, on_execute=on_execute
+            self.settings.num_blocks,
+            self.settings.block_size,
+            vocab_size,
+            num_cpu_blocks=self.settings.num_cpu_blocks,
+            on_execute=on_execute,
         )
         execute = self.executor.execute
 
@@ -123,8 +127,9 @@ class Harness:
             self.step()
         assert not self.engine.has_work, f"no end after {max_steps} steps"
         stats = self.engine.stats()
-        assert stats.num_free_blocks == stats.num_blocks
-        assert stats.num_running == stats.num_waiting == 0
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        assert self.engine.scheduler.blocks.num_free_cpu_blocks == self.settings.num_cpu_blocks
+        assert stats.num_running == stats.num_waiting == stats.num_swapped == 0
 
     def tokens(self, request_id: str) -> list[list[int]]:
         recorded = self.requests[request_id]
@@ -150,9 +155,15 @@ class Harness:
 
 
 def alone(request: Submission, *, vocab_size: int = 1000) -> list[list[int]]:
-    """What a request answers when it has a large pool for itself, each prompt in one step."""
+    """What a request answers when it has a large pool for itself, each prompt in one step and
+    computed whole."""
     harness = Harness(
-        settings(num_blocks=256, max_num_batched_tokens=2048, max_num_seqs=128),
+        settings(
+            num_blocks=256,
+            max_num_batched_tokens=2048,
+            max_num_seqs=128,
+            enable_prefix_caching=False,
+        ),
         vocab_size=vocab_size,
     )
     harness.add(request)

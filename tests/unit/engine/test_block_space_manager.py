@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -130,45 +132,55 @@ def test_check_finds_a_leak() -> None:
 
 
 class BlockSpaceMachine(RuleBasedStateMachine):
-    """Requests of n sequences grow, fork, end and are freed in any order. What each sequence reads
-    through its table must be what it wrote, or what its parent had written when it forked."""
+    """Requests of n sequences start, grow, fork, are swapped, end and are freed in any order.
+
+    A slot holds what a model would make of all tokens up to its own: what each sequence reads
+    through its table must be what its tokens make, whoever wrote it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = BlockSpaceManager(12, 4)
+        self.blocks = BlockSpaceManager(12, 4, num_cpu_blocks=8)
         self.requests: list[Request] = []
-        self.slots: dict[int, tuple[int, int]] = {}
-        self.written: dict[int, list[tuple[int, int]]] = {}
+        self.swapped: list[Request] = []
+        self.slots: dict[int, int] = {}
+        self.cpu_slots: dict[int, int] = {}
         self.number = 0
+        self.tokens = itertools.count(1000)
 
     @rule(num_prompt_tokens=st.integers(1, 14), n=st.integers(1, 3))
     def allocate(self, num_prompt_tokens: int, n: int) -> None:
         self.number += 1
+        # All prompts begin alike.
         request = make_request(num_prompt_tokens, n, self.number)
         if self.blocks.can_allocate(request, pool_is_idle=False) is not AllocStatus.OK:
             return
-        self.blocks.allocate(request)
+        num_cached = self.blocks.allocate(request)
+        assert num_cached % 4 == 0
+        assert num_cached < num_prompt_tokens
         self.requests.append(request)
         leader = request.leader
-        assert self.blocks.append_slots(leader, num_prompt_tokens) == ()
-        self.write(leader, num_prompt_tokens, request.request_id)
+        assert self.blocks.append_slots(leader, num_prompt_tokens - num_cached) == ()
+        self.write(leader, num_prompt_tokens - num_cached)
         for child in request.sequences[1:]:
             self.blocks.fork(leader, child)
             child.num_computed_tokens = num_prompt_tokens
-            self.written[child.sequence_id] = list(self.written[leader.sequence_id])
         for sequence in request.sequences:
-            sequence.append(5)
+            sequence.append(next(self.tokens))
 
-    def write(self, sequence: Sequence, num_tokens: int, writer: str) -> None:
-        written = self.written.setdefault(sequence.sequence_id, [])
-        for position in range(
-            sequence.num_computed_tokens, sequence.num_computed_tokens + num_tokens
-        ):
-            block = self.blocks.block_table(sequence)[position // 4]
-            value = (hash(writer), position)
-            self.slots[block * 4 + position % 4] = value
-            written.append(value)
+    def write(self, sequence: Sequence, num_tokens: int) -> None:
+        start = sequence.num_computed_tokens
+        table = self.blocks.block_table(sequence)
+        for position in range(start, start + num_tokens):
+            slot = table[position // 4] * 4 + position % 4
+            self.slots[slot] = hash(tuple(sequence.tokens(0, position + 1)))
         sequence.num_computed_tokens += num_tokens
+        if sequence.num_computed_tokens >= sequence.publish_at:
+            self.blocks.publish(sequence)
+
+    def copy(self, source: int, destination: int) -> None:
+        for offset in range(4):
+            if source * 4 + offset in self.slots:
+                self.slots[destination * 4 + offset] = self.slots[source * 4 + offset]
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -178,46 +190,76 @@ class BlockSpaceMachine(RuleBasedStateMachine):
         copies = self.blocks.append_slots(sequence, 1)
         if copies is None:
             assert self.blocks.block_table(sequence) == before
-            assert self.blocks.num_free_blocks == 0
+            assert self.blocks.num_available_blocks == 0
             return
         for source, destination in copies:
-            for offset in range(4):
-                if source * 4 + offset in self.slots:
-                    self.slots[destination * 4 + offset] = self.slots[source * 4 + offset]
-        self.write(sequence, 1, str(sequence.sequence_id))
-        sequence.append(5)
+            self.copy(source, destination)
+        self.write(sequence, 1)
+        sequence.append(next(self.tokens))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
-    def end_sequence(self, data: st.DataObject) -> None:
+    def swap_out(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.requests))
+        if not self.blocks.can_swap_out(request):
+            return
+        for block, cpu_block in self.blocks.swap_out(request):
+            for offset in range(4):
+                if block * 4 + offset in self.slots:
+                    self.cpu_slots[cpu_block * 4 + offset] = self.slots[block * 4 + offset]
+        self.requests.remove(request)
+        self.swapped.append(request)
+
+    @precondition(lambda self: self.swapped)
+    @rule(data=st.data())
+    def swap_in(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.swapped))
+        if self.blocks.can_swap_in(request, pool_is_idle=False) is not AllocStatus.OK:
+            return
+        for cpu_block, block in self.blocks.swap_in(request):
+            for offset in range(4):
+                if cpu_block * 4 + offset in self.cpu_slots:
+                    self.slots[block * 4 + offset] = self.cpu_slots[cpu_block * 4 + offset]
+        self.swapped.remove(request)
+        self.requests.append(request)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.blocks.reset_prefix_cache()
+        assert self.blocks.num_cached_blocks == 0
+
+    @precondition(lambda self: self.requests or self.swapped)
+    @rule(data=st.data())
+    def end_sequence(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.requests + self.swapped))
         sequence = data.draw(st.sampled_from(request.live))
         request.live.remove(sequence)
         self.blocks.free_sequence(sequence)
         if not request.live:
-            self.requests.remove(request)
+            self.forget(request)
 
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data(), times=st.integers(1, 2))
-    def free(self, data: st.DataObject, times: int) -> None:
-        request = data.draw(st.sampled_from(self.requests))
-        self.requests.remove(request)
+    @precondition(lambda self: self.requests or self.swapped)
+    @rule(data=st.data(), times=st.integers(1, 2), discard=st.booleans())
+    def free(self, data: st.DataObject, times: int, discard: bool) -> None:
+        request = data.draw(st.sampled_from(self.requests + self.swapped))
+        self.forget(request)
         for _ in range(times):
-            self.blocks.free(request)
+            self.blocks.free(request, discard=discard)
+
+    def forget(self, request: Request) -> None:
+        (self.requests if request in self.requests else self.swapped).remove(request)
 
     @invariant()
-    def the_pool_adds_up(self) -> None:
+    def the_pools_add_up(self) -> None:
         self.blocks.check()
 
     @invariant()
-    def every_sequence_reads_what_it_wrote(self) -> None:
+    def every_sequence_reads_what_its_tokens_make(self) -> None:
         for sequence in (s for request in self.requests for s in request.live):
             table = self.blocks.block_table(sequence)
-            read = [
-                self.slots[table[position // 4] * 4 + position % 4]
-                for position in range(sequence.num_computed_tokens)
-            ]
-            assert read == self.written[sequence.sequence_id]
+            for position in range(sequence.num_computed_tokens):
+                read = self.slots[table[position // 4] * 4 + position % 4]
+                assert read == hash(tuple(sequence.tokens(0, position + 1)))
 
 
 TestBlockSpaceMachine = BlockSpaceMachine.TestCase

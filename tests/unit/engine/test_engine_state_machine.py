@@ -19,7 +19,13 @@ from tests.unit.engine.harness import BLOCK_SIZE, Harness, Recorded, alone, sett
 VOCAB_SIZE = 40
 STOP_ID = 2
 POISON = 39
-PROMPTS = st.lists(st.integers(3, 38), min_size=1, max_size=14)
+# Most begin like others: they share cached blocks.
+BEGINNINGS: tuple[list[int], ...] = ([], [7] * 4, [7] * 9, [7] * 4 + [8] * 5, list(range(10, 18)))
+PROMPTS = st.builds(
+    lambda beginning, rest: (beginning + rest)[:14],
+    st.sampled_from(BEGINNINGS),
+    st.lists(st.integers(3, 38), min_size=1, max_size=14),
+)
 
 
 @dataclass
@@ -40,8 +46,20 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         max_num_seqs=st.integers(3, 8),
         watermark=st.sampled_from([0.0, 0.25]),
+        num_cpu_blocks=st.sampled_from([0, 3, 20]),
+        preemption_mode=st.sampled_from(["auto", "recompute", "swap"]),
+        enable_prefix_caching=st.sampled_from([True, True, False]),
     )
-    def start(self, num_blocks: int, budget: int, max_num_seqs: int, watermark: float) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        budget: int,
+        max_num_seqs: int,
+        watermark: float,
+        num_cpu_blocks: int,
+        preemption_mode: str,
+        enable_prefix_caching: bool,
+    ) -> None:
         self.harness = Harness(
             settings(
                 num_blocks=num_blocks,
@@ -49,6 +67,9 @@ class EngineMachine(RuleBasedStateMachine):
                 max_num_seqs=max_num_seqs,
                 max_model_len=40,
                 watermark=watermark,
+                num_cpu_blocks=num_cpu_blocks,
+                preemption_mode=preemption_mode,
+                enable_prefix_caching=enable_prefix_caching,
             ),
             vocab_size=VOCAB_SIZE,
             on_execute=self.fail_if_poisoned,
@@ -120,6 +141,12 @@ class EngineMachine(RuleBasedStateMachine):
             request = submission(request_id, prompt, max_tokens=12, temperature=temperature)
             self.harness.add(request)
             self.expected[request_id] = Expected(request)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        blocks = self.harness.engine.scheduler.blocks
+        blocks.reset_prefix_cache()
+        assert blocks.num_cached_blocks == 0
 
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:

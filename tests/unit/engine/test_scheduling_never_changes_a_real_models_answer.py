@@ -12,7 +12,6 @@ from pagewire.config import EngineConfig
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.model_files import resolve_model
-from pagewire_engine.stats import EngineStats
 from pagewire_engine.submission import SequencePast, Submission
 from tests.fakes.tiny_models import write_tiny_model
 from tests.unit.engine.harness import settings, submission
@@ -48,9 +47,14 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def answers(
-    model: Path, requests: list[Submission], *, num_blocks: int = 64, **limits: Any
-) -> tuple[Answers, EngineStats]:
-    """Runs all requests together."""
+    model: Path,
+    requests: list[Submission],
+    *,
+    num_blocks: int = 64,
+    first: list[Submission] | None = None,
+    **limits: Any,
+) -> tuple[Answers, Engine]:
+    """Runs all requests together, after others that were there `first`."""
     config = EngineConfig(
         model=str(model),
         device="cpu",
@@ -58,11 +62,16 @@ def answers(
         skip_tokenizer_init=True,
         block_size=4,
         num_gpu_blocks_override=num_blocks,
+        swap_space=1 << 22,
     )
     executor = SingleProcessExecutor(config, resolve_model(config))
     engine = Engine(
         executor, eos_token_ids=[257], settings=settings(num_blocks=num_blocks, **limits)
     )
+    for request in first or ():
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
     told: Answers = {}
     for request in requests:
         told[request.request_id] = [[] for _ in range(request.sampling_params.n)]
@@ -76,7 +85,7 @@ def answers(
             told[output.request_id][output.sequence_index] += output.token_ids
     engine.scheduler.blocks.check()
     executor.shutdown()
-    return told, engine.stats()
+    return told, engine
 
 
 @pytest.fixture(scope="module")
@@ -86,21 +95,46 @@ def alone(model: Path) -> Answers:
 
 
 def test_together(model: Path, alone: Answers) -> None:
-    told, stats = answers(model, REQUESTS)
+    told, engine = answers(model, REQUESTS)
     assert told == alone
-    assert stats.num_prefill_chunks == len(REQUESTS)
+    assert engine.stats().num_prefill_chunks == len(REQUESTS)
 
 
 def test_in_chunks(model: Path, alone: Answers) -> None:
-    told, stats = answers(model, REQUESTS, max_num_batched_tokens=5)
+    told, engine = answers(model, REQUESTS, max_num_batched_tokens=5)
     assert told == alone
-    assert stats.num_prefill_chunks > 2 * len(REQUESTS)
+    assert engine.stats().num_prefill_chunks > 2 * len(REQUESTS)
 
 
 def test_preempted(model: Path, alone: Answers) -> None:
-    told, stats = answers(model, REQUESTS, num_blocks=14, max_num_batched_tokens=24)
+    told, engine = answers(model, REQUESTS, num_blocks=14, max_num_batched_tokens=24)
     assert told == alone
-    assert stats.num_preemptions > 0
+    assert engine.stats().num_preemptions > 0
+    assert engine.scheduler.num_swaps == 0
+
+
+@pytest.mark.parametrize("mode", ["auto", "swap"])
+def test_swapped(model: Path, alone: Answers, mode: str) -> None:
+    told, engine = answers(
+        model,
+        # The latest is preempted first: one with two sequences.
+        sorted(REQUESTS, key=lambda request: request.sampling_params.n),
+        num_blocks=14,
+        max_num_batched_tokens=24,
+        num_cpu_blocks=16,
+        preemption_mode=mode,
+    )
+    assert told == alone
+    assert engine.scheduler.num_swaps > 0
+
+
+@pytest.mark.parametrize("budget", [5, 64])
+def test_cached(model: Path, alone: Answers, budget: int) -> None:
+    first = [replace(request, request_id=f"{request.request_id} first") for request in REQUESTS]
+    told, engine = answers(model, REQUESTS, first=first, max_num_batched_tokens=budget)
+    assert told == alone
+    # 16 of 17, 8 of 11 and 12 of 13 tokens are in full blocks.
+    assert engine.scheduler.blocks.num_tokens_hit >= 16 + 8 + 12
 
 
 @pytest.mark.parametrize("num_past", [1, 6])
@@ -115,7 +149,7 @@ def test_resumed_in_another_engine(model: Path, alone: Answers, num_past: int) -
         )
         for request in REQUESTS
     ]
-    told, stats = answers(model, requests, max_num_batched_tokens=16)
+    told, engine = answers(model, requests, max_num_batched_tokens=16)
     assert told == alone
     num_tokens = sum(len(tokens) for sequences in alone.values() for tokens in sequences)
-    assert stats.num_generation_tokens == num_tokens - 5 * num_past
+    assert engine.stats().num_generation_tokens == num_tokens - 5 * num_past

@@ -1,0 +1,135 @@
+"""Preemption by swap: blocks go to host memory, and come back before any new prompt starts."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from pagewire.outputs import FinishReason
+from tests.unit.engine.harness import Harness, alone, settings, submission
+
+
+def crowded(**changes: Any) -> Harness:
+    """Three requests that do not fit together, `last` being the one that has to go."""
+    values: dict[str, Any] = {"num_blocks": 12, "num_cpu_blocks": 12, "max_model_len": 64}
+    harness = Harness(settings(**(values | changes)))
+    harness.add(*requests())
+    return harness
+
+
+def requests() -> list[Any]:
+    return [
+        submission("0", [1] * 6, max_tokens=14),
+        submission("1", [2] * 6, n=2, max_tokens=14, temperature=1.0),
+        submission("last", [3] * 6, n=2, max_tokens=14, temperature=1.0),
+    ]
+
+
+def check_answers(harness: Harness) -> None:
+    for request in requests():
+        assert harness.tokens(request.request_id) == alone(request)
+
+
+def test_groups_are_swapped_and_answer_as_if_alone() -> None:
+    harness = crowded()
+    harness.run()
+    scheduler = harness.engine.scheduler
+    assert scheduler.num_swaps > 0
+    moved_out = sum(len(plan.swap_out) for plan in harness.plans)
+    assert moved_out == sum(len(plan.swap_in) for plan in harness.plans) > 0
+    check_answers(harness)
+
+
+@pytest.mark.parametrize(("mode", "swaps"), [("swap", True), ("recompute", False), ("auto", False)])
+def test_single_sequences_are_swapped_where_that_is_asked_for(mode: str, swaps: bool) -> None:
+    harness = Harness(
+        settings(num_blocks=8, num_cpu_blocks=8, max_model_len=32, preemption_mode=mode)
+    )
+    ours = [submission(str(number), [number] * 9, max_tokens=12) for number in range(3)]
+    harness.add(*ours)
+    harness.run()
+    assert harness.engine.stats().num_preemptions > 0
+    assert (harness.engine.scheduler.num_swaps > 0) is swaps
+    for request in ours:
+        assert harness.tokens(request.request_id) == alone(request)
+
+
+def test_swapped_tokens_are_not_computed_again() -> None:
+    harness = Harness(
+        settings(num_blocks=8, num_cpu_blocks=8, max_model_len=32, preemption_mode="swap")
+    )
+    harness.add(*(submission(str(number), [number] * 9, max_tokens=12) for number in range(3)))
+    harness.run()
+    computed = sum(entry.num_tokens for plan in harness.plans for entry in plan.scheduled)
+    assert computed == 3 * (9 + 11)
+
+
+def test_without_room_in_host_memory_it_is_recomputed() -> None:
+    harness = crowded(num_cpu_blocks=1)
+    harness.run()
+    assert harness.engine.scheduler.num_swaps == 0
+    assert harness.engine.stats().num_preemptions > 0
+    check_answers(harness)
+
+
+def until_swapped(harness: Harness) -> None:
+    while not harness.engine.scheduler.swapped:
+        harness.step()
+
+
+def test_while_anything_is_swapped_no_prompt_starts() -> None:
+    harness = crowded()
+    until_swapped(harness)
+    harness.add(submission("small", [9], max_tokens=1, priority=-1))
+    while harness.engine.scheduler.swapped:
+        assert "small" not in {r.request_id for r in harness.engine.scheduler.running}
+        harness.step()
+    harness.run()
+    check_answers(harness)
+    assert len(harness.tokens("small")[0]) == 1
+
+
+@pytest.mark.parametrize("index", [None, 0, 1])
+def test_a_swapped_request_can_be_aborted(index: int | None) -> None:
+    harness = crowded()
+    until_swapped(harness)
+    harness.engine.abort("last", index)
+    harness.run()
+    aborted = {0, 1} if index is None else {index}
+    recorded = harness.requests["last"]
+    for each, reason in recorded.reasons.items():
+        assert reason is (FinishReason.ABORT if each in aborted else FinishReason.LENGTH)
+        whole = alone(requests()[2])[each]
+        tokens = recorded.tokens[each]
+        assert tokens == (whole[: len(tokens)] if each in aborted else whole)
+
+
+def test_blocks_that_others_hold_stay() -> None:
+    """Two groups share a cached prompt: what the second one swaps out is its own alone."""
+    harness = Harness(settings(num_blocks=11, num_cpu_blocks=12, max_model_len=64))
+    prompt = [1] * 9
+    first = submission("0", prompt, n=2, max_tokens=16, temperature=1.0)
+    second = submission("1", prompt, n=2, max_tokens=16, temperature=1.0, seed=8)
+    harness.add(first)
+    harness.step()
+    harness.add(second)
+    until_swapped(harness)
+    blocks = harness.engine.scheduler.blocks
+    (swapped,) = harness.engine.scheduler.swapped
+    tables = [blocks.block_table(sequence) for sequence in swapped.live]
+    assert all(table[:2] == tables[0][:2] and min(table[:2]) >= 0 for table in tables)
+    assert all(block < 0 for table in tables for block in table[2:])
+    harness.run()
+    assert (harness.tokens("0"), harness.tokens("1")) == (alone(first), alone(second))
+
+
+def test_operators_are_told_how_often_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    harness = crowded()
+    with caplog.at_level(logging.WARNING):
+        harness.run()
+    (message,) = [r.getMessage() for r in caplog.records if "preempted" in r.getMessage()]
+    assert "is preempted by swap because there are not enough free KV blocks" in message
+    assert "--kv-cache-memory" in message
+    assert message.endswith("Preemptions since start: 1.")
