@@ -390,7 +390,8 @@ def test_a_watcher_sees_who_holds_which_block(engine: FakeEngine, peer: WirePeer
     peer.abort("other")
     assert len(window.blocks) == stats.num_blocks
     held = {block for view in window.requests for block in view.blocks}
-    assert held == {block for block, state in enumerate(window.blocks) if state}
+    # Held by one or by several; a cached block is nobody's.
+    assert held == {block for block, state in enumerate(window.blocks) if state in (1, 2)}
     view = shown["watched"]
     assert view.state == engine_pb2.EngineRequestView.STATE_RUNNING
     assert view.num_prompt_tokens == 3
