@@ -45,6 +45,11 @@ class FrontendConfig(BaseModel):
     parse_control_tokens_in_prompts: bool = Field(
         default=True, description="Read control tokens in raw prompts as such, not as text."
     )
+    allow_watch_stats: bool = Field(
+        default=False,
+        description="Let clients of the gRPC API watch the engine's queues and blocks "
+        "(Observability.WatchStats; the chat page then draws them), without ids or content.",
+    )
     max_request_bytes: int = Field(
         default=16 << 20, ge=1024, description="Largest request body or gRPC message, in bytes."
     )

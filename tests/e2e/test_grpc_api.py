@@ -246,6 +246,34 @@ async def test_adapters_and_observability_say_that_they_are_off(server: Frontend
             assert "off" in str(error.details())
 
 
+async def test_an_allowed_watcher_sees_the_engine_and_no_request_s_id() -> None:
+    engine = FakeEngineClient(hang_after=1)
+    async with (
+        running_frontend(engine, allow_watch_stats=True) as server,
+        grpc_stub(server) as stub,
+    ):
+        secrets = [stub.Chat(chat_request(request_id=f"secret-{name}")) for name in "ab"]
+        for call in secrets:
+            await call.read()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            observability = operations_pb2_grpc.ObservabilityStub(channel)
+            asked = engine_pb2.GetStatsRequest(interval_ms=1, with_window=True)
+            watching = observability.WatchStats(asked)
+            first, second = await watching.read(), await watching.read()
+            assert b"secret" not in first.SerializeToString() + second.SerializeToString()
+            ids = [view.id for view in first.window.requests]
+            assert ids == [view.id for view in second.window.requests] == ["1", "2"]
+            assert first.num_running == 2
+            watching.cancel()
+            once = observability.WatchStats(engine_pb2.GetStatsRequest())
+            assert len([stats async for stats in once]) == 1
+            engine.is_ready = False
+            error = await failure(observability.WatchStats(asked))
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
+        for call in secrets:
+            call.cancel()
+
+
 async def test_frequent_pings_do_not_end_a_silent_stream(
     engine: FakeEngineClient, server: FrontendServer
 ) -> None:

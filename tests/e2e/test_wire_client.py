@@ -8,6 +8,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,21 @@ async def test_a_client_asks_what_the_engine_counts(reached: Reached) -> None:
     assert steps == 5
     assert stats.iteration_tokens.sum - before.iteration_tokens.sum == 3 + 4
     assert stats.step_time.sum - before.step_time.sum >= 5 * STEP_TIME_S
+
+
+async def test_a_client_watches_the_engine(reached: Reached) -> None:
+    stream = await reached.client.submit(request(max_tokens=2000))
+    async with aclosing(reached.client.watch_stats(100, with_window=True)) as watching:
+        async for stats in watching:
+            if stats.num_running and stats.window.requests:
+                break
+    assert len(stats.window.blocks) == stats.num_blocks
+    view = stats.window.requests[0]
+    assert all(stats.window.blocks[block] == 1 for block in view.blocks)
+    await stream.abort()
+    once = [one async for one in reached.client.watch_stats(0, with_window=False)]
+    assert len(once) == 1
+    assert not once[0].HasField("window")
 
 
 async def test_both_ways_give_the_same_tokens(engine: FakeEngine) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from tokenizers import AddedToken, Tokenizer
@@ -148,6 +148,22 @@ class FakeEngineClient:
             num_preemptions=3,
             iteration_tokens=engine_pb2.Histogram(bounds=[1, 8], counts=[4, 2, 1], sum=30),
         )
+
+    async def watch_stats(
+        self, interval_ms: int, *, with_window: bool
+    ) -> AsyncGenerator[engine_pb2.GetStatsResponse, None]:
+        """Its live requests hold a block each."""
+        while True:
+            stats = await self.stats(1.0)
+            if with_window:
+                window = stats.window
+                window.blocks = bytes([1] * len(self.live) + [0] * (64 - len(self.live)))
+                for block, request_id in enumerate(sorted(self.live)):
+                    window.requests.add(id=request_id, state=2, blocks=[block])
+            yield stats
+            if not interval_ms:
+                return
+            await asyncio.sleep(interval_ms / 1000)
 
     async def submit(self, request: EngineRequest) -> FakeStream:
         self.requests.append(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
@@ -87,6 +87,11 @@ class ReplayingClient:
 
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
         return engine_pb2.GetStatsResponse()
+
+    async def watch_stats(
+        self, interval_ms: int, *, with_window: bool
+    ) -> AsyncGenerator[engine_pb2.GetStatsResponse, None]:
+        yield engine_pb2.GetStatsResponse()
 
     async def submit(self, request: EngineRequest) -> ReplayingStream:
         self.requests.append(request)

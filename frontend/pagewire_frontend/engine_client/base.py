@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -128,6 +128,21 @@ class EngineClient(Protocol):
 
         Raises:
             UnavailableError: it is away, or has not answered in time.
+        """
+        ...
+
+    def watch_stats(
+        self, interval_ms: int, *, with_window: bool
+    ) -> AsyncGenerator[engine_pb2.GetStatsResponse, None]:
+        """The same again and again, until the reader closes it.
+
+        Args:
+            interval_ms: between two; 0: one only.
+            with_window: show who holds which block, too.
+
+        Raises:
+            UnavailableError: the engine is away.
+            ResourceExhaustedError: too many watch it.
         """
         ...
 

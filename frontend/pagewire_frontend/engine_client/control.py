@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import TypeVar
 
 import grpc
@@ -157,13 +157,22 @@ class ControlChannel:
 
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
         """What the engine counts, as of now."""
-        call = self._stub.GetStats(engine_pb2.GetStatsRequest(), timeout=timeout_s)
+        async for stats in self.watch_stats(engine_pb2.GetStatsRequest(), timeout_s=timeout_s):
+            return stats
+        raise TransportError("the engine has told no statistics")
+
+    async def watch_stats(
+        self, request: engine_pb2.GetStatsRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[engine_pb2.GetStatsResponse, None]:
+        """What the engine counts, as often as the request says."""
+        call = self._stub.GetStats(request, timeout=timeout_s)
         try:
-            async for answer in call:
-                return answer  # type: ignore[no-any-return]  # the stub is untyped
+            async for stats in call:
+                yield stats
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from None
-        raise TransportError("the engine has told no statistics")
+        finally:
+            call.cancel()
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer's files by name."""

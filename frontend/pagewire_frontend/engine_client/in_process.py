@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 from pagewire.config import EngineConfig
@@ -20,11 +20,12 @@ from pagewire_engine.build import BuiltEngine, build_engine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.servicer import tokenizer_hash
-from pagewire_engine.stats_message import stats_message
+from pagewire_engine.stats_message import stats_message, window_message
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 
 _SWITCH_INTERVAL_S = 0.001
+_LOOK_TIMEOUT_S = 2.0
 
 
 class InProcessTokenStream:
@@ -159,6 +160,25 @@ class InProcessEngineClient:
             UnavailableError: the client is not started.
         """
         return stats_message(self.engine_loop.stats(), epoch=self.model_info.epoch)
+
+    async def watch_stats(
+        self, interval_ms: int, *, with_window: bool
+    ) -> AsyncGenerator[engine_pb2.GetStatsResponse, None]:
+        """The same again and again, until the reader closes it.
+
+        Raises:
+            UnavailableError: the client is not started.
+        """
+        while True:
+            stats = stats_message(self.engine_loop.stats(), epoch=self.model_info.epoch)
+            if with_window:
+                snapshot = await asyncio.to_thread(self.engine_loop.look, _LOOK_TIMEOUT_S)
+                if snapshot is not None:
+                    stats.window.CopyFrom(window_message(snapshot))
+            yield stats
+            if not interval_ms:
+                return
+            await asyncio.sleep(interval_ms / 1000)
 
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         """The files that make the tokenizer; empty when the engine has none."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 
 from pagewire.errors import UnavailableError
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
+from pagewire_frontend.engine_client.control import CALL_TIMEOUT_S
 from pagewire_frontend.engine_client.failover import EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
 
@@ -112,6 +114,23 @@ class RemoteEngineClient:
         if not link.ready:
             raise UnavailableError("the engine is away")
         return await link.control.stats(timeout_s)
+
+    async def watch_stats(
+        self, interval_ms: int, *, with_window: bool
+    ) -> AsyncGenerator[engine_pb2.GetStatsResponse, None]:
+        """The same again and again, until the reader closes it.
+
+        Raises:
+            UnavailableError: the engine is away.
+            ResourceExhaustedError: too many watch it.
+        """
+        request = engine_pb2.GetStatsRequest(interval_ms=interval_ms, with_window=with_window)
+        timeout_s = None if interval_ms else CALL_TIMEOUT_S
+        async with aclosing(
+            self._started().control.watch_stats(request, timeout_s=timeout_s)
+        ) as watching:
+            async for stats in watching:
+                yield stats
 
     async def submit(self, request: EngineRequest) -> RemoteTokenStream:
         """Hands a request over; returns once the engine has accepted it.

@@ -1,7 +1,9 @@
-"""pagewire.v1.Adapters and pagewire.v1.Observability: known, and off in this version."""
+"""pagewire.v1.Adapters, known and off in this version, and pagewire.v1.Observability."""
 
 from __future__ import annotations
 
+import itertools
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -9,7 +11,10 @@ import grpc
 from pagewire.errors import FailedPreconditionError
 from pagewire.v1 import engine_pb2, operations_pb2_grpc
 from pagewire_frontend.grpc_api.errors import answers_errors
+from pagewire_frontend.serving import Serving
 
+# Someone at a screen needs no more.
+_LEAST_INTERVAL_MS = 100
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -32,13 +37,47 @@ class AdaptersServicer(operations_pb2_grpc.AdaptersServicer):  # type: ignore[mi
 class ObservabilityServicer(
     operations_pb2_grpc.ObservabilityServicer  # type: ignore[misc]  # generated, untyped
 ):
-    """Answers FAILED_PRECONDITION: watching the engine through the public API is off."""
+    """Passes the engine's statistics on, where the operator allows it."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
 
     @answers_errors
-    async def WatchStats(self, request: engine_pb2.GetStatsRequest, context: Context) -> NoReturn:
-        raise FailedPreconditionError(
-            "WatchStats is off on this server; GET /metrics of its HTTP port has the counters"
+    async def WatchStats(self, request: engine_pb2.GetStatsRequest, context: Context) -> None:
+        if not self._serving.config.allow_watch_stats:
+            raise FailedPreconditionError(
+                "WatchStats is off on this server; start the frontend with --allow-watch-stats, or "
+                "GET /metrics of its HTTP port for the counters"
+            )
+        interval_ms = request.interval_ms and max(request.interval_ms, _LEAST_INTERVAL_MS)
+        names = RequestNumbers()
+        watching = self._serving.generation.client.watch_stats(
+            interval_ms, with_window=request.with_window
         )
+        async with aclosing(watching):
+            async for stats in watching:
+                names.replace(stats.window)
+                await context.write(stats)
+                if self._serving.stopping:
+                    return
+
+
+class RequestNumbers:
+    """Numbers in place of request ids, which clients choose and may put anything into. A request
+    keeps its number for as long as one watcher sees it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._next = itertools.count(1)
+
+    def replace(self, window: engine_pb2.EngineWindow) -> None:
+        """Takes the ids out of a window."""
+        numbers: dict[str, int] = {}
+        for view in window.requests:
+            number = self._numbers.get(view.id)
+            numbers[view.id] = next(self._next) if number is None else number
+            view.id = str(numbers[view.id])
+        self._numbers = numbers
 
 
 def _refuse_adapters() -> NoReturn:

@@ -56,7 +56,7 @@ class GrpcServer:
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(serving), self._server)
         operations_pb2_grpc.add_AdaptersServicer_to_server(AdaptersServicer(), self._server)
         operations_pb2_grpc.add_ObservabilityServicer_to_server(
-            ObservabilityServicer(), self._server
+            ObservabilityServicer(serving), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(  # type: ignore[no-untyped-call]  # untyped
             self._health, self._server
