@@ -20,6 +20,7 @@ class EngineStats:
 
     Counters run since the engine's start. `num_prefill_chunks` counts every piece of a prefill, a
     prompt computed in one step being one: more chunks than prefills means that prompts were split.
+    `num_swaps` is of the preemptions those that moved blocks to host memory.
     `prefix_cache_queries` and `prefix_cache_hits` count prompt tokens. The `step_*` fields are of
     the last step; `step_time_s` is in seconds. The histograms are of all steps that computed
     something: `iteration_tokens` of the tokens computed in each, `step_time` of its seconds.
@@ -45,6 +46,7 @@ class EngineStats:
     prefix_cache_hits: int = 0
     num_cpu_blocks: int = 0
     num_free_cpu_blocks: int = 0
+    num_swaps: int = 0
     iteration_tokens: HistogramCounts = field(default_factory=HistogramCounts)
     step_time: HistogramCounts = field(default_factory=HistogramCounts)
 

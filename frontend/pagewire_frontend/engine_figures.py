@@ -83,6 +83,7 @@ def _counters(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
             stats.prefix_cache_hits,
         ),
         ("num_preemptions", "Requests that lost their blocks to others.", stats.num_preemptions),
+        ("num_swaps", "Of those, requests whose blocks went to host memory.", stats.num_swaps),
         ("engine_steps", "Steps of the engine.", stats.step),
         ("engine_requests_finished", "Requests that ended.", stats.num_requests_finished),
         ("engine_requests_failed", "Requests that failed.", stats.num_requests_failed),

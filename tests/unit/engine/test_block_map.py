@@ -32,8 +32,13 @@ def check(harness: Harness) -> Snapshot:
         assert len(set(request.blocks)) == len(request.blocks)
     shown = {block for request in snapshot.requests for block in request.blocks if block >= 0}
     assert shown == {block for block, state in enumerate(states) if state in (HELD, SHARED)}
+    on_cpu = {~block for request in snapshot.requests for block in request.blocks if block < 0}
+    cpu_states = block_states(snapshot.cpu_reference_counts)
+    assert on_cpu == {block for block, state in enumerate(cpu_states) if state != FREE}
+    assert cpu_states.count(FREE) == stats.num_free_cpu_blocks
     statuses = [request.status for request in snapshot.requests]
     assert statuses.count(RequestStatus.RUNNING) == stats.num_running
+    assert statuses.count(RequestStatus.SWAPPED) == stats.num_swapped
     assert statuses.count(RequestStatus.WAITING) == min(stats.num_waiting, MAX_WAITING_SHOWN)
     assert snapshot.step == stats.step
     decodes, prefills = (
@@ -53,12 +58,20 @@ def check(harness: Harness) -> Snapshot:
     ),
     st.integers(6, 24),
     st.integers(2, 20),
+    st.sampled_from(["auto", "swap", "recompute"]),
 )
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_what_it_shows_adds_up_at_every_step(
-    requests: list[tuple[int, int, int, bool]], num_blocks: int, budget: int
+    requests: list[tuple[int, int, int, bool]], num_blocks: int, budget: int, mode: str
 ) -> None:
-    harness = Harness(settings(num_blocks=num_blocks, max_num_batched_tokens=budget))
+    harness = Harness(
+        settings(
+            num_blocks=num_blocks,
+            num_cpu_blocks=num_blocks // 2,
+            preemption_mode=mode,
+            max_num_batched_tokens=budget,
+        )
+    )
     check(harness)
     for number, (length, n, max_tokens, abort) in enumerate(requests):
         harness.add(submission(f"r{number}", range(3, 3 + length), n=n, max_tokens=max_tokens))
@@ -82,6 +95,29 @@ def test_a_step_s_chunks_and_decodes_are_told_by_request() -> None:
     ids = [snapshot.requests[index].request_id for index in snapshot.step_requests]
     assert ids == ["first", "second"]
     assert (snapshot.step_tokens, snapshot.num_decodes) == ([1, 7], 1)
+
+
+def test_a_swapped_request_s_blocks_are_in_host_memory() -> None:
+    harness = Harness(settings(num_blocks=8, num_cpu_blocks=8, preemption_mode="swap"))
+    harness.add(submission("x", range(12), max_tokens=16), submission("y", range(12, 24)))
+    while not harness.engine.stats().num_swapped:
+        harness.step()
+    snapshot = check(harness)
+    (swapped,) = [r for r in snapshot.requests if r.status is RequestStatus.SWAPPED]
+    view = window_message(snapshot).requests[snapshot.requests.index(swapped)]
+    assert len(view.cpu_blocks) >= 3
+    assert not view.blocks
+    assert harness.engine.stats().num_swaps == 1
+    harness.run()
+    assert check(harness).cpu_reference_counts == [0] * 8
+
+
+def test_blocks_kept_for_their_prefix_are_shown_as_cached() -> None:
+    harness = Harness()
+    harness.add(submission("x", range(9), max_tokens=1))
+    harness.run()
+    snapshot = check(harness)
+    assert len(snapshot.cached_blocks) == 2
 
 
 def test_sequences_that_share_a_prompt_share_its_blocks() -> None:
