@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pagewire.beam_search_params import BeamSettings
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.submission import SequencePast, Submission
@@ -21,11 +22,15 @@ class Admission:
         vocab_size: token ids lie in [0, vocab_size).
         max_model_len: longest prompt plus output.
         seed: of the seeds given to requests without one.
+        num_eos_token_ids: end-of-sequence ids of the model.
     """
 
-    def __init__(self, vocab_size: int, max_model_len: int, seed: int) -> None:
+    def __init__(
+        self, vocab_size: int, max_model_len: int, seed: int, *, num_eos_token_ids: int = 0
+    ) -> None:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
+        self._num_eos_token_ids = num_eos_token_ids
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -49,7 +54,15 @@ class Admission:
             raise InvalidArgumentError(
                 "request_id", f"must have 1 to {MAX_REQUEST_ID_LENGTH} characters"
             )
+        if params.best_of is not None and params.best_of != params.n:
+            raise InvalidArgumentError(
+                "best_of",
+                f"the engine ranks nothing: ask for n={params.best_of} with logprobs=0, and keep "
+                "those with the highest cumulative_logprob",
+            )
         self._check_prompt(prompt_token_ids)
+        if params.beam_search is not None:
+            self._check_beams(params.beam_search)
         params.check_vocabulary(self._vocab_size)
         params = self._complete(params, len(prompt_token_ids))
         self._check_past(past, params)
@@ -74,6 +87,13 @@ class Admission:
             )
         self._check_ids("prompt_token_ids", prompt)
 
+    def _check_beams(self, beams: BeamSettings) -> None:
+        if beams.num_candidates(self._num_eos_token_ids) > self._vocab_size:
+            raise InvalidArgumentError(
+                "beam_width",
+                f"{beams.beam_width} beams are too many for a vocabulary of {self._vocab_size}",
+            )
+
     def _check_ids(self, name: str, ids: list[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
             raise InvalidArgumentError(
@@ -96,6 +116,12 @@ class Admission:
         return replace(params, max_tokens=max_tokens, seed=seed)
 
     def _check_past(self, past: Sequence[SequencePast], params: SamplingParams) -> None:
+        if params.beam_search is not None and any(
+            sequence.output_token_ids or sequence.finish_reason for sequence in past
+        ):
+            raise InvalidArgumentError(
+                "past", "a beam search starts over from its prompt: leave out what came of it"
+            )
         seen: set[int] = set()
         for sequence in past:
             if not 0 <= sequence.index < params.n or sequence.index in seen:

@@ -19,6 +19,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
+from pagewire_engine.beam_search import Hypothesis
 from pagewire_engine.block_map import Snapshot, take_snapshot
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.outputs import (
@@ -30,7 +31,7 @@ from pagewire_engine.outputs import (
 from pagewire_engine.request import Request, Sequence
 from pagewire_engine.scheduler import Schedule, Scheduler, SchedulerSettings
 from pagewire_engine.stats import EngineCounters, EngineStats
-from pagewire_engine.step import PromptLogprobsChunk, SampledToken, StepResult
+from pagewire_engine.step import Candidates, PromptLogprobsChunk, SampledToken, StepResult
 from pagewire_engine.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._sequences: dict[int, Sequence] = {}
         self._arrivals = itertools.count()
-        self._num_sequences = 0
+        self._sequence_ids = itertools.count()
         self._seeds = itertools.count()
         self._counters = EngineCounters()
         self._last_schedule: Schedule | None = None
@@ -109,6 +110,11 @@ class Engine:
         """Ends a request, or one of its sequences. Unknown ids are no error."""
         request = self._requests.get(request_id)
         if request is None:
+            return
+        if request.beam_search is not None:
+            # The beams are not the request's results, of which nothing is told before its end.
+            if sequence_index is None:
+                self._end_beam_search(request, reason)
             return
         for sequence in list(request.live):
             if sequence_index is None or sequence.index == sequence_index:
@@ -165,6 +171,8 @@ class Engine:
             num_prefill_chunks=counters.num_prefill_chunks,
             iteration_tokens=counters.iteration_tokens.snapshot(),
             step_time=counters.step_time.snapshot(),
+            num_block_copies=scheduler.num_block_copies,
+            num_beam_forks=counters.num_beam_forks,
         )
 
     def snapshot(self) -> Snapshot:
@@ -175,8 +183,9 @@ class Engine:
         if not submission.prompt_token_ids:
             raise InvalidArgumentError("prompt_token_ids", "the prompt has no tokens")
         params = submission.sampling_params
-        first_sequence_id = self._num_sequences
-        self._num_sequences += params.n
+        first_sequence_id = next(self._sequence_ids)
+        for _ in range(params.n - 1):
+            next(self._sequence_ids)
         return Request(
             submission,
             seed=self._draw_seed(submission.request_id) if params.seed is None else params.seed,
@@ -245,6 +254,7 @@ class Engine:
             merged.sampled.extend(result.sampled)
             merged.prompt_logprobs.extend(result.prompt_logprobs)
             merged.failed.extend(result.failed)
+            merged.candidates.extend(result.candidates)
         return merged
 
     def _apply(self, schedule: Schedule, result: StepResult, started: float) -> None:
@@ -266,6 +276,8 @@ class Engine:
             self._tell_prompt_logprobs(chunk)
         for token in result.sampled:
             self._append_token(token, now)
+        for candidates in result.candidates:
+            self._advance_beams(candidates, now)
 
     def _count_scheduled(self, schedule: Schedule, now: float) -> None:
         for sequence in schedule.prefills:
@@ -317,6 +329,60 @@ class Engine:
             )
         )
 
+    def _advance_beams(self, candidates: Candidates, now: float) -> None:
+        """Once all beams of a request have come to choose, lets its search choose."""
+        sequence = self._sequences.get(candidates.sequence_id)
+        if sequence is None:
+            return  # its request failed in this step
+        request, search = sequence.request, sequence.request.beam_search
+        assert search is not None
+        request.candidates[sequence.sequence_id] = candidates
+        if len(request.candidates) < len(request.live):
+            return
+        if request.clock.first_token is None:
+            request.clock.first_token = now
+            self._counters.num_prompt_tokens += request.num_prompt_tokens
+        told = [request.candidates[beam.sequence_id] for beam in request.live]
+        continuations = search.advance(request.live, told)
+        if search.done:
+            self._end_beam_search(request)
+            return
+        change = request.continue_beams(continuations, self._sequence_ids)
+        self.scheduler.change_beams(request, change)
+        self._counters.num_beam_forks += len(change.forks)
+        for beam in change.dropped:
+            del self._sequences[beam.sequence_id]
+        self._sequences.update((child.sequence_id, child) for _, child in change.forks)
+
+    def _end_beam_search(self, request: Request, cut_off: FinishReason | None = None) -> None:
+        """Ends a beam search and tells its n results; without tokens where it was cut off."""
+        search, params = request.beam_search, request.sampling_params
+        assert search is not None
+        self.scheduler.remove(request)
+        self._forget(request)
+        self._counters.num_requests_finished += 1
+        times = request.times(self._clock())
+        results = search.hypotheses[: params.n]
+        for index in range(params.n):
+            if cut_off is not None or index >= len(results):
+                result = Hypothesis([], 0.0, 0.0, cut_off or FinishReason.LENGTH, [])
+            else:
+                result = results[index]
+            self._counters.num_generation_tokens += len(result.token_ids)
+            self._outputs.sequences.append(
+                SequenceOutput(
+                    request_id=request.request_id,
+                    sequence_index=index,
+                    start=0,
+                    token_ids=result.token_ids,
+                    logprobs=result.logprobs if params.logprobs is not None else None,
+                    finish_reason=result.finish_reason,
+                    num_tokens=len(result.token_ids),
+                    cumulative_logprob=result.cumulative_logprob,
+                    times=times,
+                )
+            )
+
     def _tell_prompt_logprobs(self, chunk: PromptLogprobsChunk) -> None:
         """Passes on what is new: a preempted request's prompt is computed, but told, once."""
         sequence = self._sequences.get(chunk.sequence_id)
@@ -366,11 +432,15 @@ class Engine:
         self.scheduler.remove(request, discard=True)
         for sequence in request.live:
             sequence.finish_reason = FinishReason.ERROR
+        self._forget(request)
+        self._outputs.failures.append(RequestFailure(request.request_id, error))
+        self._counters.num_requests_failed += 1
+
+    def _forget(self, request: Request) -> None:
+        for sequence in request.live:
             del self._sequences[sequence.sequence_id]
         request.live.clear()
         del self._requests[request.request_id]
-        self._outputs.failures.append(RequestFailure(request.request_id, error))
-        self._counters.num_requests_failed += 1
 
 
 def _count_step(schedule: Schedule, seconds: float) -> None:

@@ -7,11 +7,15 @@ rebuilt, and that is what preemption by recompute does.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from pagewire.errors import InvalidArgumentError
-from pagewire.outputs import FinishReason, RequestTimes
+from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire_engine.beam_search import BeamSearch, Continuation
+from pagewire_engine.step import Candidates
 from pagewire_engine.submission import Submission
 from pagewire_engine.tenant_accounts import TenantAccount
 
@@ -39,7 +43,10 @@ class Sequence:
             charged for them again.
         block_keys: keys of its first full blocks (see prefix_cache), as far as they were needed.
         publish_at: computed tokens at which its next block is full and can be found by others.
+        num_output_told: for a beam, tokens of the output that the worker knows; None: it does not
+            know the beam.
         cumulative_logprob: sum over the output; 0 unless log probabilities were asked for.
+        logprobs: for a beam, what is to be told of its tokens.
         finish_reason: set when it ended.
         stop_token_id: the stop token id that ended it, if one did.
     """
@@ -49,8 +56,10 @@ class Sequence:
         "cumulative_logprob",
         "finish_reason",
         "index",
+        "logprobs",
         "num_blocks_told",
         "num_computed_tokens",
+        "num_output_told",
         "num_paid_tokens",
         "num_tokens",
         "output_token_ids",
@@ -71,7 +80,9 @@ class Sequence:
         self.num_paid_tokens = 0
         self.block_keys: list[bytes] = []
         self.publish_at = sys.maxsize
+        self.num_output_told: int | None = None
         self.cumulative_logprob = 0.0
+        self.logprobs: list[PositionLogprobs] = []
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
 
@@ -87,6 +98,17 @@ class Sequence:
             return prompt[start:end]
         output = self.output_token_ids[max(start - num_prompt, 0) : end - num_prompt]
         return prompt[start:] + output
+
+    def fork(self, sequence_id: int) -> Sequence:
+        """Another beam with the same past; its blocks are the block space manager's business."""
+        child = Sequence(self.request, sequence_id, self.index)
+        child.output_token_ids = list(self.output_token_ids)
+        child.num_tokens = self.num_tokens
+        child.num_computed_tokens = self.num_computed_tokens
+        child.num_paid_tokens = self.num_paid_tokens
+        child.cumulative_logprob = self.cumulative_logprob
+        child.logprobs = list(self.logprobs)
+        return child
 
     @property
     def is_decoding(self) -> bool:
@@ -110,6 +132,18 @@ class RequestClock:
         self.step_s += seconds
 
 
+class BeamChange(NamedTuple):
+    """What a step of a beam search does to the beams.
+
+    Attributes:
+        forks: (parent, child): the child is to share the parent's blocks.
+        dropped: beams that do not go on.
+    """
+
+    forks: list[tuple[Sequence, Sequence]]
+    dropped: list[Sequence]
+
+
 class Request:
     """A prompt and the n sequences that continue it.
 
@@ -130,6 +164,10 @@ class Request:
         num_prompt_logprobs: prompt positions, from 1 on, whose log probabilities were told.
         cache_key: what besides tokens its blocks depend on; part of their keys.
         num_cached_tokens: prompt tokens that were in the prefix cache when it first started.
+        beam_search: set where the request's sequences are beams; then its results are told at the
+            end alone.
+        candidates: what the beams' next tokens are chosen from, by sequence id, until all beams
+            have come to choose.
     """
 
     def __init__(
@@ -157,7 +195,9 @@ class Request:
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
-        self.sequences = [Sequence(self, first_sequence_id + i, i) for i in range(params.n)]
+        self.beam_search = self._new_beam_search()
+        num_sequences = params.n if self.beam_search is None else 1
+        self.sequences = [Sequence(self, first_sequence_id + i, i) for i in range(num_sequences)]
         self.status = RequestStatus.WAITING
         self.is_prefilling = True
         self.prompt_shared = False
@@ -166,8 +206,17 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.clock = RequestClock(arrival=now)
-        self._restore_past(submission)
+        self.candidates: dict[int, Candidates] = {}
+        if self.beam_search is None:
+            self._restore_past(submission)
         self.live = [sequence for sequence in self.sequences if sequence.finish_reason is None]
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences it may come to run at a time."""
+        if self.beam_search is not None:
+            return self.beam_search.settings.beam_width
+        return len(self.live)
 
     @property
     def leader(self) -> Sequence:
@@ -220,6 +269,45 @@ class Request:
         if sequence.num_tokens >= self.max_num_tokens:
             return FinishReason.LENGTH, None
         return None, None
+
+    def continue_beams(
+        self, continuations: list[Continuation], new_sequence_ids: Iterator[int]
+    ) -> BeamChange:
+        """Gives the beams that go on their next token. The first that continues a beam takes its
+        place, the others fork from it."""
+        parents = self.live
+        forks: list[tuple[Sequence, Sequence]] = []
+        beams: list[Sequence] = []
+        going_on: set[int] = set()
+        for continuation in continuations:
+            beam = parents[continuation.beam]
+            if continuation.beam in going_on:
+                child = beam.fork(next(new_sequence_ids))
+                forks.append((beam, child))
+                beam = child
+            going_on.add(continuation.beam)
+            beams.append(beam)
+        dropped = [parent for index, parent in enumerate(parents) if index not in going_on]
+        for beam, continuation in zip(beams, continuations, strict=True):
+            beam.append(continuation.token_id)
+            beam.cumulative_logprob = continuation.cumulative_logprob
+            if continuation.logprobs is not None:
+                beam.logprobs.append(continuation.logprobs)
+        self.candidates.clear()
+        self.sequences = list(beams)
+        self.live = beams
+        return BeamChange(forks, dropped)
+
+    def _new_beam_search(self) -> BeamSearch | None:
+        params = self.sampling_params
+        if params.beam_search is None:
+            return None
+        return BeamSearch(
+            params.beam_search,
+            self.max_num_tokens - self.num_prompt_tokens,
+            self._eos_token_ids,
+            params.logprobs,
+        )
 
     def _restore_past(self, submission: Submission) -> None:
         seen: set[int] = set()

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaustedError
 from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
-from pagewire_engine.request import Request, RequestStatus, Sequence
+from pagewire_engine.request import BeamChange, Request, RequestStatus, Sequence
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.tenant_accounts import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from pagewire_engine.waiting_queue import WaitingQueue
@@ -116,6 +116,7 @@ class _Draft:
         self.decodes = _Share(min(num_decodes, budget))
         self.prefills = _Share(budget - self.decodes.budget)
         self.new_sequences: list[NewSequence] = []
+        self.appended: list[tuple[int, int]] = []
         self.block_copies: dict[str, list[tuple[int, int]]] = {}
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
@@ -133,6 +134,7 @@ class Scheduler:
         blocks: the pool.
         num_preemptions: since the engine's start, by recompute and by swap.
         num_swaps: those of them by swap.
+        num_block_copies: blocks copied on a write, since the engine's start.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -149,6 +151,7 @@ class Scheduler:
         self.swapped: list[Request] = []
         self.num_preemptions = 0
         self.num_swaps = 0
+        self.num_block_copies = 0
         # Ids of sequences that the worker knows and need not know any longer.
         self._forgotten: list[int] = []
 
@@ -167,10 +170,10 @@ class Scheduler:
                 f"the prompt has {request.num_prompt_tokens} tokens; with at least one token of "
                 f"output it must fit in the context of {settings.max_model_len}",
             )
-        if len(request.live) > settings.max_num_seqs:
+        if request.most_sequences > settings.max_num_seqs:
             raise InvalidArgumentError(
-                "n",
-                f"{len(request.live)} sequences are more than the engine runs at a time "
+                "n" if request.beam_search is None else "beam_width",
+                f"{request.most_sequences} sequences are more than the engine runs at a time "
                 f"(max_num_seqs={settings.max_num_seqs})",
             )
         if self.blocks.can_allocate(request, pool_is_idle=True) is AllocStatus.NEVER:
@@ -200,7 +203,11 @@ class Scheduler:
             discard: it failed, and its blocks' content is not to be trusted.
         """
         if request.status in _HAS_BLOCKS:
-            self._forgotten.extend(sequence.sequence_id for sequence in request.live)
+            self._forgotten.extend(
+                sequence.sequence_id
+                for sequence in request.live
+                if sequence.num_output_told is not None
+            )
         self.blocks.free(request, discard=discard)
         self._leave_queue(request)
 
@@ -235,6 +242,15 @@ class Scheduler:
                 sequence.num_computed_tokens = leader.num_computed_tokens
         request.prompt_shared = True
 
+    def change_beams(self, request: Request, change: BeamChange) -> None:
+        """Lets forked beams share their parents' blocks, and takes back those of dropped ones."""
+        for parent, child in change.forks:
+            self.blocks.fork(parent, child)
+        for beam in change.dropped:
+            self._forgotten.append(beam.sequence_id)
+            self.blocks.free_sequence(beam)
+        request.prompt_shared = True
+
     def _count_decodes(self) -> int:
         num_decodes = 0
         for request in self.running:
@@ -257,7 +273,7 @@ class Scheduler:
             num_seqs = len(request.live)
             if num_seqs > draft.prefills.budget:
                 return
-            if self._num_running_seqs() + num_seqs > self.settings.max_num_seqs:
+            if self._num_running_seqs() + request.most_sequences > self.settings.max_num_seqs:
                 return
             status = self.blocks.can_swap_in(request, pool_is_idle=not self.running)
             if status is AllocStatus.LATER:
@@ -277,12 +293,12 @@ class Scheduler:
             self._schedule_request(draft, request)
 
     def _num_running_seqs(self) -> int:
-        return sum(len(request.live) for request in self.running)
+        return sum(request.most_sequences for request in self.running)
 
     def _admit_waiting(self, draft: _Draft) -> None:
         num_seqs = self._num_running_seqs()
         while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
-            if num_seqs + len(request.live) > self.settings.max_num_seqs:
+            if num_seqs + request.most_sequences > self.settings.max_num_seqs:
                 return
             status = self.blocks.can_allocate(request, pool_is_idle=not self.running)
             if status is AllocStatus.LATER:
@@ -292,7 +308,7 @@ class Scheduler:
                 continue
             self.waiting.remove(request)
             self._start(draft, request)
-            num_seqs += len(request.live)
+            num_seqs += request.most_sequences
 
     def _start(self, draft: _Draft, request: Request) -> None:
         """Moves an admitted request to `running`, with its first chunk of prefill."""
@@ -301,17 +317,8 @@ class Scheduler:
             request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=_order)
-        draft.new_sequences.extend(
-            NewSequence(
-                sequence_id=sequence.sequence_id,
-                sequence_index=sequence.index,
-                seed=request.seed,
-                prompt_token_ids=request.prompt_token_ids,
-                output_token_ids=list(sequence.output_token_ids),
-                sampling_params=request.sampling_params,
-            )
-            for sequence in request.live
-        )
+        for sequence in request.live:
+            draft.new_sequences.append(_introduced(sequence))
         self._schedule_request(draft, request)
 
     def _schedule_request(self, draft: _Draft, request: Request) -> bool:
@@ -325,6 +332,8 @@ class Scheduler:
         for sequence in (request.leader,) if alone else request.live:
             end = request.num_prompt_tokens if alone else sequence.num_tokens
             num_tokens = end - sequence.num_computed_tokens
+            if num_tokens == 0:
+                continue  # a beam that waits for the others to come to choose
             samples = num_tokens <= share.budget
             if not samples:
                 num_tokens = share.budget
@@ -342,9 +351,21 @@ class Scheduler:
             entries.append(self._entry(sequence, num_tokens, samples))
         share.sequences.extend(sequences)
         share.entries.extend(entries)
+        if request.beam_search is not None:
+            self._tell_beams(draft, sequences)
         if copies:
             draft.block_copies[request.request_id] = copies
+            self.num_block_copies += len(copies)
         return True
+
+    def _tell_beams(self, draft: _Draft, beams: list[Sequence]) -> None:
+        """Tells the worker of forked beams and chosen tokens that it does not know of."""
+        for beam in beams:
+            if beam.num_output_told is None:
+                draft.new_sequences.append(_introduced(beam))
+            elif beam.num_output_told < len(beam.output_token_ids):
+                draft.appended.append((beam.sequence_id, beam.output_token_ids[-1]))
+                beam.num_output_told += 1
 
     def _entry(self, sequence: Sequence, num_tokens: int, samples: bool) -> ScheduledSequence:
         """The sequence's part of the plan, with the end of its block table that is news."""
@@ -379,6 +400,7 @@ class Scheduler:
                 block_copies=[copy for group in draft.block_copies.values() for copy in group],
                 swap_out=draft.swap_out,
                 swap_in=draft.swap_in,
+                appended=draft.appended,
             )
             self._forgotten = []
         return Schedule(
@@ -433,6 +455,8 @@ class Scheduler:
             sequence.num_paid_tokens = max(sequence.num_paid_tokens, sequence.num_computed_tokens)
             sequence.num_computed_tokens = 0
             sequence.num_blocks_told = 0
+            sequence.num_output_told = None
+        request.candidates.clear()
         request.is_prefilling = True
         request.prompt_shared = False
         request.status = RequestStatus.WAITING
@@ -462,6 +486,20 @@ class Scheduler:
 
 def _order(request: Request) -> tuple[int, int]:
     return request.order
+
+
+def _introduced(sequence: Sequence) -> NewSequence:
+    """All that the worker is to know of a sequence, blocks apart."""
+    request = sequence.request
+    sequence.num_output_told = len(sequence.output_token_ids)
+    return NewSequence(
+        sequence_id=sequence.sequence_id,
+        sequence_index=sequence.index,
+        seed=request.seed,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=list(sequence.output_token_ids),
+        sampling_params=request.sampling_params,
+    )
 
 
 def _pool_too_small(what: str, settings: SchedulerSettings) -> str:

@@ -12,7 +12,11 @@ from dataclasses import replace
 import grpc
 
 from pagewire import __version__
-from pagewire.conversion import sampling_params_from_proto, sampling_params_to_proto
+from pagewire.conversion import (
+    beam_search_from_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+)
 from pagewire.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -20,6 +24,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
+from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_engine.admission import Admission, open_sequences
 from pagewire_engine.block_map import Snapshot
@@ -55,7 +60,12 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         self._built = built
         self._loop = loop
         self._streams = streams
-        self._admission = Admission(built.info.vocab_size, built.info.max_model_len, seed)
+        self._admission = Admission(
+            built.info.vocab_size,
+            built.info.max_model_len,
+            seed,
+            num_eos_token_ids=len(built.eos_token_ids),
+        )
         self._tokenizer_sha256 = tokenizer_hash(built.tokenizer_files)
         # An Abort must not slip between a stream's registration and its way into the inbox.
         self._submit_lock = threading.Lock()
@@ -107,9 +117,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         submission = self._admission.admit(
             request.request_id,
             list(request.prompt_token_ids),
-            sampling_params_from_proto(
-                request.sampling_params, self._built.default_sampling_params
-            ),
+            self._params(request),
             tenant=request.tenant,
             priority=request.priority,
             past=[_past_from_proto(entry) for entry in request.past],
@@ -242,6 +250,13 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         self, request: engine_pb2.ResetPrefixCacheRequest, context: grpc.ServicerContext
     ) -> engine_pb2.ResetPrefixCacheResponse:
         return engine_pb2.ResetPrefixCacheResponse(num_blocks=self._loop.reset_prefix_cache())
+
+    def _params(self, request: engine_pb2.SubmitRequest) -> SamplingParams:
+        if request.WhichOneof("decoding") == "beam_search":
+            return beam_search_from_proto(request.beam_search)
+        return sampling_params_from_proto(
+            request.sampling_params, self._built.default_sampling_params
+        )
 
     def _stats(self, with_window: bool) -> engine_pb2.GetStatsResponse:
         snapshot = self._loop.look(_LOOK_TIMEOUT_S) if with_window else None

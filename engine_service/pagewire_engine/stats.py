@@ -20,10 +20,12 @@ class EngineStats:
 
     Counters run since the engine's start. `num_prefill_chunks` counts every piece of a prefill, a
     prompt computed in one step being one: more chunks than prefills means that prompts were split.
-    `num_swaps` is of the preemptions those that moved blocks to host memory.
-    `prefix_cache_queries` and `prefix_cache_hits` count prompt tokens. The `step_*` fields are of
-    the last step; `step_time_s` is in seconds. The histograms are of all steps that computed
-    something: `iteration_tokens` of the tokens computed in each, `step_time` of its seconds.
+    `num_swaps` is of the preemptions those that moved blocks to host memory. `num_block_copies`
+    counts blocks copied because a sequence was to write where others read, `num_beam_forks` beams
+    that went on from another's past. `prefix_cache_queries` and `prefix_cache_hits` count prompt
+    tokens. The `step_*` fields are of the last step; `step_time_s` is in seconds. The histograms
+    are of all steps that computed something: `iteration_tokens` of the tokens computed in each,
+    `step_time` of its seconds.
     """
 
     step: int = 0
@@ -49,6 +51,8 @@ class EngineStats:
     num_swaps: int = 0
     iteration_tokens: HistogramCounts = field(default_factory=HistogramCounts)
     step_time: HistogramCounts = field(default_factory=HistogramCounts)
+    num_block_copies: int = 0
+    num_beam_forks: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +65,7 @@ class EngineCounters:
     num_requests_finished: int = 0
     num_requests_failed: int = 0
     num_prefill_chunks: int = 0
+    num_beam_forks: int = 0
     step_prefill_tokens: int = 0
     step_decode_tokens: int = 0
     step_time_s: float = 0.0

@@ -75,6 +75,8 @@ class StepPlan:
         swap_in: (CPU block, device block) to copy back, after `swap_out`.
         block_copies: (source, destination) blocks to copy on the device, after `swap_in` and
             before computing (copy-on-write).
+        appended: (sequence id, token id) for beams that the worker knows: their tokens are chosen
+            by the engine, and not appended by the worker itself.
     """
 
     step: int
@@ -84,6 +86,7 @@ class StepPlan:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    appended: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -109,6 +112,18 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest next tokens of a beam, in falling order, and their log probabilities.
+
+    The log probabilities are raw, but for a temperature other than 0 and 1.
+    """
+
+    sequence_id: int
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobsChunk:
     """Log probabilities of prompt tokens [start, start + len(positions)) of one sequence; start is
     1 or above."""
@@ -125,16 +140,18 @@ class StepResult:
     Attributes:
         step: its number.
         sampled: one entry for each id in the plan's `sample_for`, in the plan's order, less the
-            failed.
+            failed and the beams.
         prompt_logprobs: for requests that asked.
         failed: (sequence id, why) where a sequence's numbers came out wrong (NaN logits): it alone
             fails.
+        candidates: for the beams among the ids in `sample_for`, in the plan's order.
     """
 
     step: int
     sampled: list[SampledToken]
     prompt_logprobs: list[PromptLogprobsChunk] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,6 +288,22 @@ def raw_logprobs(
     return logprobs, ranks, top_logprobs, top_ids
 
 
+def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of each row, the lower id first among equals.
+
+    Args:
+        logits: [N, V] float32, no NaN.
+        count: at least 1; cut to V.
+
+    Returns:
+        Log probabilities float32 [N, count] in falling order, and int64 ids [N, count].
+    """
+    logprobs = torch.log_softmax(_aligned(logits), dim=-1)
+    _, ids = largest(logits, count)
+    ids = ids[:, :count]
+    return logprobs.gather(-1, ids), ids
+
+
 def _raw_logprobs(
     logits: Tensor, token_ids: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

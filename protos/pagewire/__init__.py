@@ -1,15 +1,17 @@
-"""pagewire: an LLM inference service. `LLM` and `SamplingParams` are the offline API."""
+"""pagewire: an LLM inference service. `LLM`, `SamplingParams` and `BeamSearchParams` are the
+offline API."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pagewire.beam_search_params import BeamSearchParams
     from pagewire.sampling_params import SamplingParams
     from pagewire_frontend.llm import LLM, load_chat_template
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__", "load_chat_template"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__", "load_chat_template"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from pagewire.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "BeamSearchParams":
+        from pagewire.beam_search_params import BeamSearchParams
+
+        return BeamSearchParams
     if name in ("LLM", "load_chat_template"):
         from pagewire_frontend import llm
 

@@ -1,15 +1,19 @@
-"""SamplingParams to and from its protobuf message. Pure vocabulary: no torch, no sockets."""
+"""SamplingParams and beam searches to and from their protobuf messages. Pure
+vocabulary: no torch, no sockets."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from pagewire.beam_search_params import BeamSearchParams, EarlyStopping
+from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import sampling_pb2
 
 _SCALARS = (
     "n",
+    "best_of",
     "temperature",
     "top_p",
     "top_k",
@@ -54,4 +58,52 @@ def sampling_params_to_proto(params: SamplingParams) -> sampling_pb2.SamplingPar
             for token_id, bias in params.logit_bias.items()
         ],
         stop_token_ids=params.stop_token_ids,
+    )
+
+
+_BEAM_SCALARS = ("n", "max_tokens", "ignore_eos", "temperature", "length_penalty", "logprobs")
+_EARLY_STOPPING: dict[int, EarlyStopping] = {
+    sampling_pb2.EARLY_STOPPING_UNSPECIFIED: False,
+    sampling_pb2.EARLY_STOPPING_FALSE: False,
+    sampling_pb2.EARLY_STOPPING_TRUE: True,
+    sampling_pb2.EARLY_STOPPING_NEVER: "never",
+}
+_EARLY_STOPPING_NAMES = {
+    False: sampling_pb2.EARLY_STOPPING_FALSE,
+    True: sampling_pb2.EARLY_STOPPING_TRUE,
+    "never": sampling_pb2.EARLY_STOPPING_NEVER,
+}
+
+
+def beam_search_from_proto(message: sampling_pb2.BeamSearchParams) -> SamplingParams:
+    """A beam search as a request carries it. The model's own defaults, which are about sampling,
+    play no part.
+
+    Raises:
+        InvalidArgumentError: a field has a value that can't be served.
+    """
+    if message.early_stopping not in _EARLY_STOPPING:
+        raise InvalidArgumentError("early_stopping", f"{message.early_stopping} is not known here")
+    given = {name: getattr(message, name) for name in _BEAM_SCALARS if message.HasField(name)}
+    return BeamSearchParams(
+        beam_width=message.beam_width,
+        early_stopping=_EARLY_STOPPING[message.early_stopping],
+        **given,
+    ).as_sampling_params()
+
+
+def beam_search_to_proto(params: SamplingParams) -> sampling_pb2.BeamSearchParams:
+    """The token-level fields of a request's beam search."""
+    beams = params.beam_search
+    if beams is None:
+        raise ValueError("these parameters sample")
+    return sampling_pb2.BeamSearchParams(
+        beam_width=beams.beam_width,
+        n=params.n,
+        max_tokens=params.max_tokens,
+        ignore_eos=params.ignore_eos,
+        temperature=params.temperature,
+        length_penalty=beams.length_penalty,
+        early_stopping=_EARLY_STOPPING_NAMES[beams.early_stopping],
+        logprobs=params.logprobs,
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagewire.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pagewire.beam_search_params import BeamSettings
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -25,6 +28,8 @@ class SamplingParams:
 
     Attributes:
         n: sequences to produce for the prompt.
+        best_of: sequences to run, of which the n with the highest cumulative log probability are
+            returned once all have ended; at least n, at most 128. None: n.
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens whose probabilities add up to this; in (0, 1].
         top_k: keep the k likeliest tokens, below 2**31; 0 or -1 keeps all.
@@ -44,9 +49,11 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output: keep the stop string (or the stop token's text) at the end.
         skip_special_tokens: leave control tokens out of the text.
+        beam_search: search instead of sampling; made by `BeamSearchParams.as_sampling_params`.
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -65,6 +72,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    beam_search: BeamSettings | None = None
 
     def __post_init__(self) -> None:
         # Lists and single strings are what people pass; frozen fields are what the engine keeps.
@@ -80,6 +88,17 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def num_candidates(self) -> int:
+        """Sequences that run for the n that are returned."""
+        return self.n if self.best_of is None else self.best_of
+
+    def for_candidates(self) -> SamplingParams:
+        """What the engine is asked for where `best_of` is above n: all candidates, with the log
+        probabilities that rank them."""
+        logprobs = 0 if self.logprobs is None else self.logprobs
+        return replace(self, n=self.num_candidates, best_of=None, logprobs=logprobs)
 
     @property
     def has_penalties(self) -> bool:
@@ -100,17 +119,23 @@ class SamplingParams:
 
     def _check(self) -> None:
         _check_types(self)
-        _check_range("n", self.n, 1, MAX_SEQUENCES)
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        check_range("n", self.n, 1, MAX_SEQUENCES)
+        if self.best_of is not None:
+            check_range("best_of", self.best_of, 1, MAX_SEQUENCES)
+            if self.best_of < self.n:
+                raise InvalidArgumentError(
+                    "best_of", f"{self.best_of} is below n ({self.n}): the best n can't be chosen"
+                )
+        check_range("temperature", self.temperature, 0.0, 100.0)
+        check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         if not -1 <= self.top_k < 2**31:
             raise InvalidArgumentError("top_k", f"must be 0 or -1 (all) or above, not {self.top_k}")
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
+        check_range("min_p", self.min_p, 0.0, 1.0)
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_open=True)
         for token_id, bias in self.logit_bias.items():
-            _check_range("logit_bias", bias, -100.0, 100.0)
+            check_range("logit_bias", bias, -100.0, 100.0)
             if token_id < 0:
                 raise InvalidArgumentError("logit_bias", f"token id {token_id} is negative")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
@@ -134,11 +159,40 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _check_range(name, value, 0, MAX_LOGPROBS)
+                check_range(name, value, 0, MAX_LOGPROBS)
+        if self.beam_search is not None:
+            self._check_beam_search(self.beam_search)
+
+    def _check_beam_search(self, beams: BeamSettings) -> None:
+        if self.n > beams.beam_width:
+            raise InvalidArgumentError(
+                "n", f"{self.n} results are more than beam_width ({beams.beam_width}) can give"
+            )
+        neutral = SamplingParams()
+        for name in _NOT_IN_BEAM_SEARCH:
+            if getattr(self, name) != getattr(neutral, name):
+                raise InvalidArgumentError(
+                    name, "is not served with a beam search, which does not sample: leave it out"
+                )
 
 
+# The search compares the model's log probabilities as they are, and knows no text.
+_NOT_IN_BEAM_SEARCH = (
+    "best_of",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "prompt_logprobs",
+)
 _INT_FIELDS = frozenset(
-    ("n", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs")
+    ("n", "best_of", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs")
 )
 _FLOAT_FIELDS = frozenset(
     (
@@ -151,7 +205,7 @@ _FLOAT_FIELDS = frozenset(
     )
 )
 _BOOL_FIELDS = frozenset(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"))
-_OPTIONAL_FIELDS = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
+_OPTIONAL_FIELDS = frozenset(("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs"))
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
@@ -165,8 +219,8 @@ def _check_types(params: SamplingParams) -> None:
         name, value = spec.name, getattr(params, spec.name)
         if value is None and name in _OPTIONAL_FIELDS:
             continue
-        if name in _INT_FIELDS and (not isinstance(value, int) or isinstance(value, bool)):
-            raise InvalidArgumentError(name, f"must be a whole number, not {value!r}")
+        if name in _INT_FIELDS:
+            check_whole_number(name, value)
         if name in _FLOAT_FIELDS and (
             not isinstance(value, (int, float)) or isinstance(value, bool)
         ):
@@ -182,9 +236,16 @@ def _check_types(params: SamplingParams) -> None:
             raise InvalidArgumentError("logit_bias", "must map token ids to numbers")
 
 
-def _check_range(
+def check_whole_number(name: str, value: Any) -> None:
+    """Raises InvalidArgumentError for what is no int, or a bool."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgumentError(name, f"must be a whole number, not {value!r}")
+
+
+def check_range(
     name: str, value: float, low: float, high: float, *, low_open: bool = False
 ) -> None:
+    """Raises InvalidArgumentError for a value outside [low, high], or (low, high]."""
     # NaN is in no range; a whole number of any length can be compared, but not turned into a float.
     if low <= value <= high and not (low_open and value == low):
         return

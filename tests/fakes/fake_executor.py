@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire_engine.step import (
+    Candidates,
     NewSequence,
     PromptLogprobsChunk,
     SampledToken,
@@ -123,6 +124,8 @@ class FakeExecutor:
         for new in plan.new_sequences:
             assert new.sequence_id not in self.sequences, "a sequence was told of twice"
             self.sequences[new.sequence_id] = FakeWorkerSequence(new, list(new.output_token_ids))
+        for sequence_id, token_id in plan.appended:
+            self.sequences[sequence_id].output_token_ids.append(token_id)
         for entry in plan.scheduled:
             table = self.sequences[entry.sequence_id].block_table
             assert entry.table_start <= len(table), "a block table would have a hole"
@@ -148,6 +151,7 @@ class FakeExecutor:
     def _sample(self, plan: StepPlan) -> StepResult:
         sampled: list[SampledToken] = []
         failed: list[tuple[int, str]] = []
+        candidates: list[Candidates] = []
         prompt_logprobs: list[PromptLogprobsChunk] = []
         for entry in plan.scheduled:
             chunk = self._prompt_logprobs(entry)
@@ -159,11 +163,13 @@ class FakeExecutor:
             for sequence_id in entry.sample_for:
                 if sequence_id in self.nan_sequences:
                     failed.append((sequence_id, "the logits are not numbers"))
+                elif self.sequences[sequence_id].new.sampling_params.beam_search is not None:
+                    candidates.append(self._candidates(sequence_id, context))
                 else:
                     sampled.append(self._choose(self.sequences[sequence_id], context))
         for token in sampled:
             self.sequences[token.sequence_id].output_token_ids.append(token.token_id)
-        return StepResult(plan.step, sampled, prompt_logprobs, failed)
+        return StepResult(plan.step, sampled, prompt_logprobs, failed, candidates)
 
     def _context_hash(self, entry: ScheduledSequence) -> int:
         """CRC of the tokens [0, start + num_tokens), read through the block table."""
@@ -185,6 +191,21 @@ class FakeExecutor:
             return SampledToken(new.sequence_id, token_id, float("nan"))
         logprobs = self._position_logprobs(token_id, context, params.logprobs)
         return SampledToken(new.sequence_id, token_id, logprobs.token.logprob, logprobs)
+
+    def _candidates(self, sequence_id: int, context: int) -> Candidates:
+        """Scattered over the vocabulary, their log probabilities falling unevenly; the first of it
+        are end-of-sequence ids to many a test, and come up as often as others."""
+        params = self.sequences[sequence_id].new.sampling_params
+        assert params.beam_search is not None
+        count = min(2 * params.beam_search.num_candidates(1), self.vocab_size)
+        token_ids: dict[int, None] = {}
+        draw = 0
+        while len(token_ids) < count:
+            token_ids[zlib.crc32(array("q", [context, draw]).tobytes()) % self.vocab_size] = None
+            draw += 1
+        steps = [zlib.crc32(array("q", [context, -rank]).tobytes()) % 97 for rank in range(count)]
+        logprobs = [-sum(steps[: rank + 1]) / 100 - 0.1 for rank in range(count)]
+        return Candidates(sequence_id, list(token_ids), logprobs)
 
     def _prompt_logprobs(self, entry: ScheduledSequence) -> PromptLogprobsChunk | None:
         """Row r of a chunk predicts prompt token r + 1."""

@@ -7,9 +7,11 @@ from typing import Any
 
 import orjson
 
+from pagewire.beam_search_params import BeamSettings
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import (
+    Candidates,
     NewSequence,
     PromptLogprobsChunk,
     SampledToken,
@@ -39,6 +41,7 @@ def decode_plan(data: bytes) -> StepPlan:
         swap_out=_pairs(fields["swap_out"]),
         swap_in=_pairs(fields["swap_in"]),
         block_copies=_pairs(fields["block_copies"]),
+        appended=_pairs(fields["appended"]),
     )
 
 
@@ -57,6 +60,12 @@ def decode_result(data: bytes) -> StepResult:
             for entry in fields["prompt_logprobs"]
         ],
         failed=[(sequence_id, why) for sequence_id, why in fields["failed"]],
+        candidates=[
+            Candidates(
+                entry["sequence_id"], entry["token_ids"], [_score(v) for v in entry["logprobs"]]
+            )
+            for entry in fields["candidates"]
+        ],
     )
 
 
@@ -72,6 +81,8 @@ def _pairs(entries: list[list[int]]) -> list[tuple[int, int]]:
 def _new_sequence(entry: dict[str, Any]) -> NewSequence:
     params = entry["sampling_params"]
     params["logit_bias"] = {int(key): bias for key, bias in params["logit_bias"].items()}
+    if params["beam_search"] is not None:
+        params["beam_search"] = BeamSettings(**params["beam_search"])
     return NewSequence(**entry | {"sampling_params": SamplingParams(**params)})
 
 
@@ -90,6 +101,11 @@ def _position(entry: dict[str, Any]) -> PositionLogprobs:
 
 def _token(entry: dict[str, Any]) -> TokenLogprob:
     return TokenLogprob(entry["token_id"], _number(entry["logprob"]), entry["rank"])
+
+
+def _score(value: float | None) -> float:
+    """A candidate's log probability, which is never NaN: null is minus infinity."""
+    return -math.inf if value is None else value
 
 
 def _number(value: float | None) -> float:

@@ -22,7 +22,8 @@ class SequenceState:
 
     Attributes:
         new: how the engine introduced it; its output_token_ids are what it had then.
-        output_token_ids: all produced so far; the worker appends what it samples.
+        output_token_ids: all produced so far; the worker appends what it samples, and to beams
+            what the engine tells.
         row: its row of the block tables.
         num_blocks: entries of that row in use.
     """
@@ -79,7 +80,7 @@ class InputBatch:
         return self._sequences[sequence_id]
 
     def apply(self, plan: StepPlan) -> None:
-        """Takes over what the plan tells of sequences. Applying it again changes nothing."""
+        """Takes over what the plan tells of sequences."""
         for sequence_id in plan.forgotten:
             self._forget(sequence_id)
         for new in plan.new_sequences:
@@ -89,6 +90,8 @@ class InputBatch:
             self._sequences[new.sequence_id] = SequenceState(
                 new, list(new.output_token_ids), self._free_rows.pop()
             )
+        for sequence_id, token_id in plan.appended:
+            self._sequences[sequence_id].output_token_ids.append(token_id)
         for scheduled in plan.scheduled:
             self._write_table(scheduled)
 

@@ -9,11 +9,13 @@ import torch
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.layers import ForwardContext
 from pagewire_engine.step import (
+    Candidates,
     PromptLogprobsChunk,
     SampledToken,
     StepPlan,
     StepResult,
 )
+from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.input_batch import InputBatch
 from pagewire_engine.worker.sampler import Sampler, SamplingRow, prompt_logprobs
@@ -55,10 +57,10 @@ class ModelRunner:
         hidden = self._forward(inputs.token_ids, inputs.positions, inputs.metadata)
         starts = inputs.metadata.host_query_start_locations
         told = self._prompt_logprobs(plan, starts, hidden)
-        sampled, failed = self._sample(plan, starts, hidden)
+        sampled, candidates, failed = self._sample(plan, starts, hidden)
         for token in sampled:
             self._batch[token.sequence_id].output_token_ids.append(token.token_id)
-        return StepResult(plan.step, sampled, told, failed)
+        return StepResult(plan.step, sampled, told, failed, candidates)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
@@ -71,8 +73,9 @@ class ModelRunner:
 
     def _sample(
         self, plan: StepPlan, starts: list[int], hidden: torch.Tensor
-    ) -> tuple[list[SampledToken], list[tuple[int, str]]]:
-        """Tokens for each `sample_for`; the head sees no row that nobody samples from."""
+    ) -> tuple[list[SampledToken], list[Candidates], list[tuple[int, str]]]:
+        """Tokens for each `sample_for`, or candidates where it is a beam; the head sees no row
+        that nobody samples from."""
         rows: list[SamplingRow] = []
         last_rows: list[int] = []
         for index, part in enumerate(plan.scheduled):
@@ -81,10 +84,18 @@ class ModelRunner:
             rows += [self._sampling_row(member, len(last_rows)) for member in part.sample_for]
             last_rows.append(starts[index + 1] - 1)
         if not rows:
-            return [], []
+            return [], [], []
         if len(last_rows) < len(hidden):
             hidden = hidden[last_rows]
-        return self._sampler.sample(self._model.compute_logits(hidden), rows)
+        logits = self._model.compute_logits(hidden)
+        beams = [row for row in rows if row.params.beam_search is not None]
+        if not beams:
+            sampled, failed = self._sampler.sample(logits, rows)
+            return sampled, [], failed
+        others = [row for row in rows if row.params.beam_search is None]
+        sampled, failed = self._sampler.sample(logits, others)
+        candidates, failed_beams = beam_candidates(logits, beams, self._sampler.num_eos_token_ids)
+        return sampled, candidates, failed + failed_beams
 
     def _sampling_row(self, sequence_id: int, row: int) -> SamplingRow:
         state = self._batch[sequence_id]

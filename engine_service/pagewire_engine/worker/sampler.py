@@ -54,6 +54,11 @@ class Sampler:
         self._device = torch.device(device)
         self._chooser = load_token_chooser(self._device)
 
+    @property
+    def num_eos_token_ids(self) -> int:
+        """End-of-sequence ids of the model."""
+        return len(self._eos_token_ids)
+
     def sample(
         self, logits: Tensor, rows: Sequence[SamplingRow]
     ) -> tuple[list[SampledToken], list[tuple[int, str]]]:
@@ -69,7 +74,7 @@ class Sampler:
         """
         if not rows:
             return [], []
-        healthy, failed = _split_by_health(logits, rows)
+        healthy, failed = split_by_health(logits, rows)
         if not healthy:
             return [], failed
         adjusted = self._adjust(logits, healthy)
@@ -235,9 +240,10 @@ def prompt_logprobs(
     return _position_logprobs(logits, token_ids, [num_top] * len(next_token_ids))
 
 
-def _split_by_health(
+def split_by_health(
     logits: Tensor, rows: Sequence[SamplingRow]
 ) -> tuple[list[SamplingRow], list[tuple[int, str]]]:
+    """The rows whose logits are numbers, and (sequence id, why) of the others."""
     # The largest value shows every fault: NaN spreads, +inf is above all, -inf has nothing above.
     largest = logits.amax(dim=-1).tolist()
     healthy: list[SamplingRow] = []

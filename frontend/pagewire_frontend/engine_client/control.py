@@ -8,7 +8,11 @@ from typing import TypeVar
 
 import grpc
 
-from pagewire.conversion import sampling_params_from_proto, sampling_params_to_proto
+from pagewire.conversion import (
+    beam_search_to_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+)
 from pagewire.errors import FailedPreconditionError, NotFoundError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.v1 import engine_pb2, engine_pb2_grpc, sampling_pb2
@@ -103,14 +107,17 @@ class ControlChannel:
             stream=stream,
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
-            sampling_params=sampling_params_to_proto(request.sampling_params),
             tenant=request.tenant,
             priority=request.priority,
             adapter=request.adapter,
             resubmission=past is not None,
         )
-        if seed is not None:
-            message.sampling_params.seed = seed
+        if request.sampling_params.beam_search is not None:
+            message.beam_search.CopyFrom(beam_search_to_proto(request.sampling_params))
+        else:
+            message.sampling_params.CopyFrom(sampling_params_to_proto(request.sampling_params))
+            if seed is not None:
+                message.sampling_params.seed = seed
         for index, record in enumerate(past or ()):
             message.past.add(
                 index=index,

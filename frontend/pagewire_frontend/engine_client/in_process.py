@@ -120,7 +120,12 @@ class InProcessEngineClient:
             created=built.created,
             epoch=built.created,
         )
-        self._admission = Admission(info.vocab_size, info.max_model_len, self._config.seed)
+        self._admission = Admission(
+            info.vocab_size,
+            info.max_model_len,
+            self._config.seed,
+            num_eos_token_ids=len(built.eos_token_ids),
+        )
         self._engine_loop = EngineLoop(built.engine, self._publish, self._on_engine_death)
         self._engine_loop.start()
         self._built = built

@@ -37,7 +37,10 @@ class LiveRequest:
 
     def __init__(self, request: EngineRequest, on_end: Callable[[LiveRequest], None]) -> None:
         self.request = request
-        self.mailbox = Mailbox(request.sampling_params.n, lambda: on_end(self))
+        params = request.sampling_params
+        # A beam search can't go on from its results: elsewhere it starts over.
+        whole = params.beam_search is not None
+        self.mailbox = Mailbox(params.n, lambda: on_end(self), whole=whole)
         self.seed = request.sampling_params.seed
         self.placed = False
         self.session: WireSession | None = None
@@ -57,7 +60,8 @@ class LiveRequest:
             self.session.streams.pop(self.number, None)
             self.session = None
             self.waiting_since = time.monotonic()
-        if not self.placed:
-            # Nothing was delivered, and the seed of what came is not known: start over.
+        if not self.placed or (self.mailbox.whole and not self.mailbox.ended):
+            # Nothing was delivered; and the seed of what came is not known, or it is part of a
+            # beam search's results: start over.
             self.mailbox.restart()
         self.mailbox.wake()

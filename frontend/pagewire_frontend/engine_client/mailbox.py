@@ -43,6 +43,8 @@ class Mailbox:
     Args:
         num_sequences: n of the request.
         on_end: called once, when nothing more is expected.
+        whole: keep everything from the consumer until the end, so that the request can be started
+            over elsewhere at any time before.
 
     Attributes:
         sequences: what has come, by index.
@@ -51,11 +53,14 @@ class Mailbox:
         progressed: set with each wake-up, for whoever watches over a resubmission.
     """
 
-    def __init__(self, num_sequences: int, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, num_sequences: int, on_end: Callable[[], None], *, whole: bool = False
+    ) -> None:
         self.sequences = [SequenceRecord() for _ in range(num_sequences)]
         self.error: PagewireError | None = None
         self.num_tokens = 0
         self.progressed: asyncio.Event | None = None
+        self.whole = whole
         self._on_end = on_end
         self._open = num_sequences
         self._pending: dict[int, TokenDelta] = {}
@@ -201,7 +206,7 @@ class Mailbox:
         Raises:
             PagewireError: the request failed; raised after what came before was taken.
         """
-        while self._on_hold or not self._pending:
+        while self._on_hold or not self._pending or (self.whole and not self.ended):
             if not self._on_hold:
                 if self.error is not None:
                     raise self.error

@@ -37,12 +37,13 @@ class AttachResponse(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., secret: _Optional[str] = ..., epoch: _Optional[int] = ..., stream_endpoint: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., resumed: _Optional[bool] = ..., curve_server_key: _Optional[bytes] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("session_id", "stream", "request_id", "prompt_token_ids", "sampling_params", "tenant", "priority", "adapter", "past", "resubmission")
+    __slots__ = ("session_id", "stream", "request_id", "prompt_token_ids", "sampling_params", "beam_search", "tenant", "priority", "adapter", "past", "resubmission")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -53,12 +54,13 @@ class SubmitRequest(_message.Message):
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_params: _sampling_pb2.SamplingParams
+    beam_search: _sampling_pb2.BeamSearchParams
     tenant: str
     priority: int
     adapter: str
     past: _containers.RepeatedCompositeFieldContainer[SequencePast]
     resubmission: bool
-    def __init__(self, session_id: _Optional[str] = ..., stream: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., past: _Optional[_Iterable[_Union[SequencePast, _Mapping]]] = ..., resubmission: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., stream: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., beam_search: _Optional[_Union[_sampling_pb2.BeamSearchParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., past: _Optional[_Iterable[_Union[SequencePast, _Mapping]]] = ..., resubmission: _Optional[bool] = ...) -> None: ...
 
 class SequencePast(_message.Message):
     __slots__ = ("index", "output_token_ids", "finish_reason", "cumulative_logprob")
@@ -173,7 +175,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ..., with_window: _Optional[bool] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps")
+    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "num_block_copies", "num_beam_forks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +194,8 @@ class GetStatsResponse(_message.Message):
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BEAM_FORKS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +222,8 @@ class GetStatsResponse(_message.Message):
     step_time_s: float
     num_sessions: int
     num_prefill_chunks: int
+    num_block_copies: int
+    num_beam_forks: int
     prefix_cache_queries: int
     prefix_cache_hits: int
     num_cpu_blocks: int
@@ -226,7 +232,7 @@ class GetStatsResponse(_message.Message):
     step_time: Histogram
     window: EngineWindow
     num_swaps: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_beam_forks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")

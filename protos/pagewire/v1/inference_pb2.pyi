@@ -25,12 +25,13 @@ class TextParams(_message.Message):
     def __init__(self, stop: _Optional[_Iterable[str]] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "sampling_params", "text_params", "add_special_tokens", "priority")
+    __slots__ = ("request_id", "model", "text", "token_ids", "sampling_params", "beam_search", "text_params", "add_special_tokens", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     TEXT_PARAMS_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -39,10 +40,11 @@ class GenerateRequest(_message.Message):
     text: str
     token_ids: TokenIds
     sampling_params: _sampling_pb2.SamplingParams
+    beam_search: _sampling_pb2.BeamSearchParams
     text_params: TextParams
     add_special_tokens: bool
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., text_params: _Optional[_Union[TextParams, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., beam_search: _Optional[_Union[_sampling_pb2.BeamSearchParams, _Mapping]] = ..., text_params: _Optional[_Union[TextParams, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "model", "outputs", "usage", "prompt_logprobs")
@@ -125,11 +127,12 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., time_to_first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., step_s: _Optional[float] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling_params", "text_params", "template_params", "tools", "priority")
+    __slots__ = ("request_id", "model", "messages", "sampling_params", "beam_search", "text_params", "template_params", "tools", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
     TEXT_PARAMS_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_PARAMS_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
@@ -138,11 +141,12 @@ class ChatRequest(_message.Message):
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     sampling_params: _sampling_pb2.SamplingParams
+    beam_search: _sampling_pb2.BeamSearchParams
     text_params: TextParams
     template_params: ChatTemplateParams
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., text_params: _Optional[_Union[TextParams, _Mapping]] = ..., template_params: _Optional[_Union[ChatTemplateParams, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., priority: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., beam_search: _Optional[_Union[_sampling_pb2.BeamSearchParams, _Mapping]] = ..., text_params: _Optional[_Union[TextParams, _Mapping]] = ..., template_params: _Optional[_Union[ChatTemplateParams, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ChatTemplateParams(_message.Message):
     __slots__ = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
