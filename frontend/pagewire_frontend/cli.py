@@ -1,4 +1,4 @@
-"""The `pagewire` command: `serve`, `protos`, `download-model`, `version`.
+"""The `pagewire` command: `serve`, `bench`, `protos`, `download-model`, `version`.
 
 Commands import what they need when they run, so that `--help` and mistakes are told at once.
 """
@@ -19,6 +19,7 @@ Serve large language models.
 
 commands:
   serve [MODEL]      Start engine, frontend and chat page on this machine.
+  bench [MODEL]      Measure latency and throughput, of a model or of a running server.
   protos --out DIR   Write the .proto files of the public and the engine API into DIR.
   download-model     Fetch the embedded model (SmolLM2-135M-Instruct) and print its path.
   version            Print the version.
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     commands: dict[str, Callable[[list[str]], int]] = {
         "serve": _serve,
+        "bench": _bench,
         "protos": _protos,
         "download-model": _download_model,
     }
@@ -70,6 +72,25 @@ def _serve(arguments: list[str]) -> int:
     from pagewire_frontend.serve import serve
 
     return serve(settings)
+
+
+def _bench(arguments: list[str]) -> int:
+    from pagewire.settings import parse_settings
+    from pagewire_frontend.bench.settings import FLAG_GROUPS, BenchSettings
+
+    settings = parse_settings(
+        BenchSettings,
+        arguments,
+        prog="pagewire bench",
+        description="Measures a seeded workload of random prompts: latency (time to first token, "
+        "per output token, end to end) and throughput of prefill and decode. It loads a model, or "
+        "targets a running server by --target.",
+        positional=["model"],
+        groups=FLAG_GROUPS,
+    )
+    from pagewire_frontend.bench.command import bench
+
+    return bench(settings)
 
 
 def _protos(arguments: list[str]) -> int:
