@@ -13,6 +13,7 @@ import yaml
 
 from pagewire.config import EngineConfig
 from pagewire.settings import parse_settings
+from pagewire_frontend.bench.settings import BenchSettings
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.serve_settings import ServeSettings
 from pagewire_ui.config import UiConfig
@@ -68,6 +69,7 @@ def test_python_examples_answer(served: Served, tmp_path: Path, example: str) ->
 
 def test_commands_have_flags_that_exist() -> None:
     programs = {
+        "pagewire bench": (BenchSettings, ["model"]),
         "engine-service": (EngineConfig, ["model"]),
         "pagewire-frontend": (FrontendConfig, ["engine"]),
         "pagewire-ui": (UiConfig, []),
@@ -75,6 +77,8 @@ def test_commands_have_flags_that_exist() -> None:
     seen = set()
     for line in COMMANDS:
         program, *arguments = line.replace("'", "").split()
+        if program == "pagewire":
+            program = f"pagewire {arguments.pop(0)}"
         if program in programs:
             config, positional = programs[program]
             parse_settings(
