@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 from pagewire.errors import InvalidArgumentError
+from pagewire.sampling_params import check_count
 from pagewire_frontend.compiled_template import CompiledTemplate
 
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 1_000
 # A role may end up between the template's own characters, as in `<|role|>`: none but these.
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
@@ -28,6 +31,7 @@ def prepare_messages(
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidArgumentError("messages", "must be a list of at least one message")
+    check_count("messages", messages, MAX_MESSAGES)
     return [_prepare(message, index, template) for index, message in enumerate(messages)]
 
 

@@ -78,6 +78,7 @@ class ChatTemplate:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         parse_control_tokens: bool = False,
+        max_tokens: int | None = None,
     ) -> RenderedChat:
         """Renders a conversation.
 
@@ -89,8 +90,10 @@ class ChatTemplate:
                 continued.
             continue_final_message: leave the last message open.
             parse_control_tokens: read control tokens in the messages as such.
+            max_tokens: of how many the prompt may have.
 
         Raises:
+            TooManyTokensError: it has more.
             FailedPreconditionError: the model has no template.
             ChatTemplateError, InvalidArgumentError: these messages can't be rendered.
         """
@@ -128,13 +131,15 @@ class ChatTemplate:
                 prompt, spans = self._guard.render(render, client_data)
         except RecursionError:
             raise InvalidArgumentError("messages", "something in them is nested too deep") from None
-        return RenderedChat(prompt, self._encode(_text(prompt), spans))
+        return RenderedChat(prompt, self._encode(_text(prompt), spans, max_tokens))
 
-    def _encode(self, prompt: str, spans: list[tuple[int, int]] | None) -> list[int]:
+    def _encode(
+        self, prompt: str, spans: list[tuple[int, int]] | None, max_tokens: int | None
+    ) -> list[int]:
         # The template writes the BOS, where the model has one: the tokenizer adds none of its own.
         if spans is None:
-            return self._tokenizer.encode(prompt, add_special_tokens=False)
-        return self._tokenizer.encode_marked(prompt, spans)
+            return self._tokenizer.encode(prompt, add_special_tokens=False, max_tokens=max_tokens)
+        return self._tokenizer.encode_marked(prompt, spans, max_tokens=max_tokens)
 
     def _source(self, chat_template: str | None, tools: object) -> str:
         if chat_template is not None:

@@ -12,7 +12,7 @@ looked at as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 _STAND_INS = range(0xF0000, 0xFFFFE)  # a private use area
@@ -42,7 +42,9 @@ class ControlTokenGuard:
             control token in the text is the template's.
         """
         text = render(client_data)
-        characters = set().union(*map(set, _strings(client_data)))
+        characters: set[str] = set()
+        for string in _strings(client_data):  # one by one: other threads get their turn
+            characters.update(string)
         suspects = characters & self._first_characters
         if not suspects:
             return text, None
@@ -74,14 +76,16 @@ class ControlTokenGuard:
         return dict(zip(sorted(suspects), free, strict=False))
 
 
-def _strings(data: Any) -> list[str]:
+def _strings(data: Any) -> Iterator[str]:
     if isinstance(data, str):
-        return [data]
-    if isinstance(data, Mapping):
-        return [s for item in (*data.keys(), *data.values()) for s in _strings(item)]
-    if isinstance(data, list | tuple):
-        return [s for item in data for s in _strings(item)]
-    return []
+        yield data
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _strings(key)
+            yield from _strings(value)
+    elif isinstance(data, list | tuple):
+        for item in data:
+            yield from _strings(item)
 
 
 def _map_strings(data: Any, change: Callable[[str], str]) -> Any:

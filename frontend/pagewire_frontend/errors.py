@@ -6,6 +6,26 @@ from __future__ import annotations
 from pagewire.errors import InvalidArgumentError
 
 
+class TooManyTokensError(InvalidArgumentError):
+    """A text has more tokens than there may be.
+
+    Attributes:
+        num_tokens: how many; a lower bound unless `exact`.
+        limit: how many there may be.
+    """
+
+    def __init__(self, num_tokens: int, limit: int, *, exact: bool = True) -> None:
+        self.num_tokens = num_tokens
+        self.limit = limit
+        self.exact = exact
+        super().__init__("prompt", f"has {self.count} tokens, and may have {limit}; shorten it")
+
+    @property
+    def count(self) -> str:
+        """The number for people."""
+        return f"{self.num_tokens}" if self.exact else f"at least {self.num_tokens}"
+
+
 class ChatTemplateError(InvalidArgumentError):
     """A chat template failed to parse or render.
 

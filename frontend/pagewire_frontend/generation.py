@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from pagewire_frontend.engine_client.base import (
     TokenDelta,
     TokenStream,
 )
+from pagewire_frontend.errors import TooManyTokensError
 from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation_types import (
     GenerationRequest,
@@ -148,15 +150,17 @@ class Generation:
                 "--allow-request-chat-template",
                 field="chat_template",
             )
-        return own.render(
-            messages,
-            tools=tools,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            parse_control_tokens=self.settings.parse_control_tokens_in_chat,
-        )
+        with _naming_the_context(self.model_info.max_model_len):
+            return own.render(
+                messages,
+                tools=tools,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                parse_control_tokens=self.settings.parse_control_tokens_in_chat,
+                max_tokens=self.model_info.max_model_len - 1,
+            )
 
     async def start(self, request: GenerationRequest) -> RunningGeneration:
         """Checks a request, tokenises it and hands it to the engine.
@@ -205,6 +209,9 @@ class Generation:
             if request.prompt is None:
                 raise InvalidArgumentError("prompt", "is missing: send text or token ids")
             return await self._encode(request.prompt, request.add_special_tokens)
+        limit = self.model_info.max_model_len
+        if len(request.prompt_token_ids) >= limit:
+            raise _over_the_context(str(len(request.prompt_token_ids)), limit)
         token_ids = list(request.prompt_token_ids)
         if not token_ids:
             raise InvalidArgumentError("prompt_token_ids", "must hold at least one token")
@@ -218,15 +225,18 @@ class Generation:
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         tokenizer = self.tokenizer
+        limit = self.model_info.max_model_len
 
         def encode() -> list[int]:
             return tokenizer.encode(
                 text,
                 add_special_tokens=add_special_tokens,
                 parse_special_tokens=self.settings.parse_control_tokens_in_prompts,
+                max_tokens=limit - 1,
             )
 
-        token_ids = await asyncio.to_thread(encode) if len(text) > _LONG_TEXT else encode()
+        with _naming_the_context(limit):
+            token_ids = await asyncio.to_thread(encode) if len(text) > _LONG_TEXT else encode()
         if not token_ids:
             raise InvalidArgumentError("prompt", "is empty: it makes no token")
         return token_ids
@@ -241,11 +251,7 @@ class Generation:
         """
         limit = self.model_info.max_model_len
         if prompt_tokens >= limit:
-            raise InvalidArgumentError(
-                "prompt",
-                f"has {prompt_tokens} tokens, and the model's context of {limit} must hold the "
-                "output too; shorten it",
-            )
+            raise _over_the_context(str(prompt_tokens), limit)
         params.check_vocabulary(self.model_info.vocab_size)
         if params.stop and self._tokenizer is None:
             raise InvalidArgumentError("stop", "this engine serves token ids only: no stop strings")
@@ -280,6 +286,23 @@ class Generation:
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # an engine that can't be told has no such request any more
+
+
+@contextmanager
+def _naming_the_context(limit: int) -> Iterator[None]:
+    """Says of a prompt that is too long what limits it."""
+    try:
+        yield
+    except TooManyTokensError as error:
+        raise _over_the_context(error.count, limit) from None
+
+
+def _over_the_context(count: str, limit: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "prompt",
+        f"has {count} tokens, and the model's context of {limit} must hold the output too; "
+        "shorten it",
+    )
 
 
 class RunningGeneration:

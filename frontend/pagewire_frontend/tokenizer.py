@@ -11,6 +11,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
+from pagewire_frontend.errors import TooManyTokensError
+from pagewire_frontend.text_bounds import TextBound
 from pagewire_frontend.token_bytes import TokenBytes, token_bytes_for
 
 _ROLES = (
@@ -56,8 +58,10 @@ class Tokenizer:
         model_size = self._parsing.get_vocab_size(with_added_tokens=False)
         self.vocab_size = max([model_size, *(token_id + 1 for token_id in self._added)])
         self.token_bytes: TokenBytes | None = token_bytes_for(self._parsing)
+        content = json.loads(tokenizer_json)
+        self._bound = TextBound.of(content)
         self._plain = _PlainEncoder(
-            tokenizer_json, [token.content for token in self._added.values() if token.special]
+            content, [token.content for token in self._added.values() if token.special]
         )
 
     @classmethod
@@ -75,7 +79,12 @@ class Tokenizer:
         return self._parsing
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special_tokens: bool = True
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = True,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of the text.
 
@@ -84,25 +93,42 @@ class Tokenizer:
                 with the BOS gets no second one.
             parse_special_tokens: read control tokens in the text as such; False takes them as
                 ordinary text.
+            max_tokens: of how many there may be. A text that can't be so few is refused before it
+                is tokenised.
+
+        Raises:
+            InvalidArgumentError: the text is not valid Unicode.
+            TooManyTokensError: there are more than `max_tokens`.
         """
-        _check_text(text)
+        self._check(text, max_tokens)
         if not parse_special_tokens:
-            return self._plain.encode(text, (), add_special_tokens=add_special_tokens)
-        ids = _encode(self._parsing, text, add_special_tokens)
+            return self._plain.encode(
+                text, (), add_special_tokens=add_special_tokens, max_tokens=max_tokens
+            )
+        ids = _encode(self._parsing, text, add_special_tokens, max_tokens)
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id:
             return ids[1:]
         return ids
 
-    def encode_marked(self, text: str, control_spans: Sequence[tuple[int, int]]) -> list[int]:
+    def encode_marked(
+        self,
+        text: str,
+        control_spans: Sequence[tuple[int, int]],
+        *,
+        max_tokens: int | None = None,
+    ) -> list[int]:
         """Token ids of a text in which only the control tokens at `control_spans` are read as such.
 
         Nothing is added. Otherwise equal to `encode`: the text is tokenised in one piece.
 
         Args:
             control_spans: (start, end) of each, in order; each spans one control token's text.
+            max_tokens: see `encode`.
         """
-        _check_text(text)
-        return self._plain.encode(text, control_spans, add_special_tokens=False)
+        self._check(text, max_tokens)
+        return self._plain.encode(
+            text, control_spans, add_special_tokens=False, max_tokens=max_tokens
+        )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; U+FFFD where their bytes are not valid UTF-8. An id without a token has
@@ -152,6 +178,19 @@ class Tokenizer:
             return None
         return str(self._added[token_id].content)
 
+    def _check(self, text: str, max_tokens: int | None) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                "prompt",
+                f"the text is not valid Unicode at character {error.start} (lone surrogate)",
+            ) from None
+        if max_tokens is not None and self._bound is not None:
+            at_least = self._bound.min_tokens(text, max_tokens)
+            if at_least > max_tokens:
+                raise TooManyTokensError(at_least, max_tokens, exact=False)
+
     def _role_id(self, role: str) -> int | None:
         text = self.special_tokens.get(role)
         return None if text is None else self.token_id(text)
@@ -166,16 +205,22 @@ class _PlainEncoder:
     place in the text (a prefix space, white space stripped around a token) comes out as always.
     """
 
-    def __init__(self, tokenizer_json: bytes, control_tokens: Iterable[str]) -> None:
+    def __init__(self, tokenizer: dict[str, Any], control_tokens: Iterable[str]) -> None:
+        """`tokenizer` is a tokenizer.json's content, and is changed."""
         nonce = secrets.token_hex(8)
         self._aliases = {
             text: f"\U000f0000{nonce}.{n}\U000f0001" for n, text in enumerate(control_tokens)
         }
-        renamed = _renamed(json.loads(tokenizer_json), self._aliases)
+        renamed = _renamed(tokenizer, self._aliases)
         self._tokenizer = _without_limits(HubTokenizer.from_str(json.dumps(renamed)))
 
     def encode(
-        self, text: str, spans: Iterable[tuple[int, int]], *, add_special_tokens: bool
+        self,
+        text: str,
+        spans: Iterable[tuple[int, int]],
+        *,
+        add_special_tokens: bool,
+        max_tokens: int | None,
     ) -> list[int]:
         pieces: list[str] = []
         at = 0
@@ -183,7 +228,7 @@ class _PlainEncoder:
             pieces += (text[at:start], self._aliases[text[start:end]])
             at = end
         pieces.append(text[at:])
-        return _encode(self._tokenizer, "".join(pieces), add_special_tokens)
+        return _encode(self._tokenizer, "".join(pieces), add_special_tokens, max_tokens)
 
 
 def _renamed(tokenizer: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -215,19 +260,15 @@ def _without_limits(tokenizer: HubTokenizer) -> HubTokenizer:
     return tokenizer
 
 
-def _encode(tokenizer: HubTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+def _encode(
+    tokenizer: HubTokenizer, text: str, add_special_tokens: bool, max_tokens: int | None
+) -> list[int]:
     # `encode` keeps the interpreter's lock for as long as it runs; the batch call does not.
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    # Before there is a list: to make one of millions of ids would hold up all other threads.
+    if max_tokens is not None and len(encoding) > max_tokens:
+        raise TooManyTokensError(len(encoding), max_tokens)
     return list(encoding.ids)
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(
-            "prompt", f"the text is not valid Unicode at character {error.start} (lone surrogate)"
-        ) from None
 
 
 def json_object(name: str, data: bytes) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIASES = 4096
 MAX_SEQUENCES = 128
 
 
@@ -36,11 +38,11 @@ class SamplingParams:
         min_p: keep tokens at least this fraction as likely as the likeliest; in [0, 1].
         presence_penalty, frequency_penalty: OpenAI's, in [-2, 2], over produced tokens.
         repetition_penalty: CTRL's (arXiv:1909.05858), over prompt and produced tokens; above 0.
-        logit_bias: token id to a value in [-100, 100] added to its logit.
+        logit_bias: token id to a value in [-100, 100] added to its logit; at most 4096 ids.
         seed: the same seed gives the same tokens whatever else runs. None: one is drawn at
             admission.
         stop: strings that end a sequence; at most 16 of 1000 characters.
-        stop_token_ids: ids that end a sequence.
+        stop_token_ids: ids that end a sequence; at most 1024.
         ignore_eos: go on past the model's end-of-sequence ids.
         min_tokens: no stop of any kind before this many tokens.
         max_tokens: upper bound on produced tokens. None: the rest of the context.
@@ -75,6 +77,10 @@ class SamplingParams:
     beam_search: BeamSettings | None = None
 
     def __post_init__(self) -> None:
+        # Counted before anything looks at each: a client may have sent millions.
+        check_count("stop", () if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
+        check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        check_count("logit_bias", self.logit_bias, MAX_LOGIT_BIASES)
         # Lists and single strings are what people pass; frozen fields are what the engine keeps.
         stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
@@ -142,8 +148,6 @@ class SamplingParams:
             raise InvalidArgumentError("seed", "must fit in 64 bits")
         if any(not text for text in self.stop):
             raise InvalidArgumentError("stop", "an empty stop string would stop everything")
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidArgumentError("stop", f"at most {MAX_STOP_STRINGS} strings are allowed")
         if any(len(text) > MAX_STOP_CHARACTERS for text in self.stop):
             raise InvalidArgumentError(
                 "stop", f"at most {MAX_STOP_CHARACTERS} characters a string are allowed"
@@ -234,6 +238,12 @@ def _check_types(params: SamplingParams) -> None:
     for token_id, bias in params.logit_bias.items():
         if type(token_id) is not int or not isinstance(bias, (int, float)):
             raise InvalidArgumentError("logit_bias", "must map token ids to numbers")
+
+
+def check_count(name: str, values: object, most: int) -> None:
+    """Raises InvalidArgumentError for more than `most` values."""
+    if isinstance(values, Sized) and len(values) > most:
+        raise InvalidArgumentError(name, f"holds {len(values)} values; at most {most} are allowed")
 
 
 def check_whole_number(name: str, value: Any) -> None:

@@ -10,6 +10,9 @@ import grpc
 from pagewire.errors import InvalidArgumentError, UnimplementedError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire_frontend import token_service
+from pagewire_frontend.chat_template import RenderedChat
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests
 from pagewire_frontend.grpc_api.errors import answers_errors
@@ -111,18 +114,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     ) -> inference_pb2.TokenizeResponse:
         generation = self._serving.generation
         generation.check_model(request.model)
-        tokenizer = generation.tokenizer
-
-        def tokenize() -> tuple[list[int], list[str]]:
-            token_ids = tokenizer.encode(
-                request.text,
-                add_special_tokens=_default_true(request, "add_special_tokens"),
-                parse_special_tokens=_default_true(request, "parse_special_tokens"),
-            )
-            return token_ids, [tokenizer.token_text(token_id) for token_id in token_ids]
-
-        token_ids, tokens = (
-            await asyncio.to_thread(tokenize) if len(request.text) > LONG_TEXT else tokenize()
+        token_ids, tokens = await token_service.tokenize(
+            generation,
+            request.text,
+            add_special_tokens=_default_true(request, "add_special_tokens"),
+            parse_special_tokens=_default_true(request, "parse_special_tokens"),
         )
         return inference_pb2.TokenizeResponse(
             token_ids=token_ids, tokens=tokens, max_model_len=generation.model_info.max_model_len
@@ -134,10 +130,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     ) -> inference_pb2.DetokenizeResponse:
         generation = self._serving.generation
         generation.check_model(request.model)
-        token_ids = list(request.token_ids)
-        check_token_ids(token_ids, generation.model_info.vocab_size)
-        text = generation.tokenizer.decode(
-            token_ids, skip_special_tokens=request.skip_special_tokens
+        text = await token_service.detokenize(
+            generation, request.token_ids, skip_special_tokens=request.skip_special_tokens
         )
         return inference_pb2.DetokenizeResponse(text=text)
 
@@ -172,7 +166,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     def _generate_request(self, request: inference_pb2.GenerateRequest) -> GenerationRequest:
         model = self._serving.generation.check_model(request.model)
-        return requests.generation_request(request, model, self._defaults())
+        info = self._serving.generation.model_info
+        return requests.generation_request(
+            request, model, info.default_sampling_params, info.max_model_len
+        )
 
     async def _chat_request(self, request: inference_pb2.ChatRequest) -> GenerationRequest:
         model = self._serving.generation.check_model(request.model)
@@ -200,26 +197,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     async def _render(
         self, request: inference_pb2.ChatRequest | inference_pb2.RenderChatRequest
-    ) -> Any:
-        messages = requests.chat_messages(request.messages)
-        arguments = requests.template_arguments(request.template_params)
-        tools = requests.tool_definitions(request.tools)
-        render = self._serving.generation.render_chat
-        if request.ByteSize() > LONG_TEXT:
-            return await asyncio.to_thread(render, messages, tools=tools, **arguments)
-        return render(messages, tools=tools, **arguments)
+    ) -> RenderedChat:
+        generation = self._serving.generation
+
+        def render() -> RenderedChat:
+            return generation.render_chat(
+                requests.chat_messages(request.messages),
+                tools=requests.tool_definitions(request.tools),
+                **requests.template_arguments(request.template_params),
+            )
+
+        with renaming(_CHAT_FIELDS):
+            if request.ByteSize() > LONG_TEXT:
+                return await asyncio.to_thread(render)
+            return render()
 
     def _defaults(self) -> SamplingParams:
         return self._serving.generation.model_info.default_sampling_params
-
-
-def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
-    """Raises InvalidArgumentError for an id the model does not have."""
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidArgumentError(
-                "token_ids", f"{token_id} is outside the vocabulary of {vocab_size}"
-            )
 
 
 def _default_true(request: inference_pb2.TokenizeRequest, field: str) -> bool:

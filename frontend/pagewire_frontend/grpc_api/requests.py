@@ -12,8 +12,15 @@ from google.protobuf.struct_pb2 import Struct
 
 from pagewire.conversion import sampling_params_from_proto
 from pagewire.errors import InvalidArgumentError
-from pagewire.sampling_params import SamplingParams
+from pagewire.sampling_params import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    check_count,
+)
 from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
 from pagewire_frontend.request_ids import check_request_id
 
@@ -28,6 +35,10 @@ def sampling_params(
     Raises:
         InvalidArgumentError: a value that can't be served.
     """
+    # Counted before each is looked at: a message of 16 MB holds millions.
+    check_count("logit_bias", message.logit_bias, MAX_LOGIT_BIASES)
+    check_count("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    check_count("stop", text.stop, MAX_STOP_STRINGS)
     params = sampling_params_from_proto(message, defaults)
     changes: dict[str, Any] = {}
     if text.stop:
@@ -40,9 +51,13 @@ def sampling_params(
 
 
 def generation_request(
-    request: inference_pb2.GenerateRequest, model: str, defaults: SamplingParams
+    request: inference_pb2.GenerateRequest,
+    model: str,
+    defaults: SamplingParams,
+    max_model_len: int,
 ) -> GenerationRequest:
     """A Generate call's request."""
+    check_count("prompt_token_ids", request.token_ids.ids, max_model_len)
     params = sampling_params(request.sampling_params, request.text_params, defaults)
     case = request.WhichOneof("prompt")
     if case is None:
@@ -67,6 +82,7 @@ def chat_messages(messages: Iterable[inference_pb2.ChatMessage]) -> list[dict[st
     Raises:
         InvalidArgumentError: content that is not text.
     """
+    check_count("messages", messages, MAX_MESSAGES)
     return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
@@ -122,6 +138,7 @@ def template_arguments(params: inference_pb2.ChatTemplateParams) -> dict[str, An
 
 def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]] | None:
     """Tools in OpenAI's shape, as chat templates want them; None for none."""
+    check_count("tools", tools, MAX_TOOLS)
     converted = []
     for index, tool in enumerate(tools):
         if not tool.name:

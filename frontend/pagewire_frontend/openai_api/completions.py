@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -27,7 +29,7 @@ from pagewire_frontend.openai_api.event_stream import (
     unless_disconnected,
 )
 from pagewire_frontend.openai_api.logprobs import CompletionLogprobs
-from pagewire_frontend.openai_api.requests import CompletionBody, read_body
+from pagewire_frontend.openai_api.requests import LONG_BODY, CompletionBody, read_body
 from pagewire_frontend.serving import MeteredGeneration, Serving, total_usage
 
 
@@ -39,7 +41,11 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     """
     body = await read_body(request, CompletionBody)
     streams = body.streams
-    requests = _generation_requests(serving, body, request.state.request_id)
+    make_requests = partial(_generation_requests, serving, body, request.state.request_id)
+    if len(await request.body()) > LONG_BODY:
+        requests = await asyncio.to_thread(make_requests)
+    else:
+        requests = make_requests()
     generations = await serving.start_all(requests, {"prompt_token_ids": "prompt"})
     try:
         reply = _CompletionReply(serving, generations, requests, body, request.state.request_id)
@@ -64,7 +70,7 @@ def _generation_requests(
     generation = serving.generation
     model = generation.check_model(body.model or "")
     params = body.completion_sampling_params(generation.model_info.default_sampling_params)
-    prompts = body.prompts()
+    prompts = body.prompts(generation.model_info.max_model_len)
     return [
         GenerationRequest(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import orjson
@@ -10,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import pagewire
-from pagewire.errors import InvalidArgumentError
+from pagewire_frontend import token_service
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.metrics import CONTENT_TYPE
 from pagewire_frontend.openai_api.requests import DetokenizeBody, TokenizeBody, read_body
 from pagewire_frontend.serving import Serving
-
-_LONG_TEXT = 20_000
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -66,20 +64,18 @@ async def tokenize(serving: Serving, request: Request) -> Response:
     body = await read_body(request, TokenizeBody)
     generation = serving.generation
     generation.check_model(body.model or "")
-    tokenizer = generation.tokenizer
-
-    def answer() -> Response:
-        token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
-        return json_response(
-            {
-                "count": len(token_ids),
-                "max_model_len": generation.model_info.max_model_len,
-                "tokens": token_ids,
-                "token_strs": [tokenizer.token_text(token_id) for token_id in token_ids],
-            }
+    with renaming({"text": "prompt"}):
+        token_ids, texts = await token_service.tokenize(
+            generation, body.prompt, add_special_tokens=body.add_special_tokens
         )
-
-    return await asyncio.to_thread(answer) if len(body.prompt) > _LONG_TEXT else answer()
+    return json_response(
+        {
+            "count": len(token_ids),
+            "max_model_len": generation.model_info.max_model_len,
+            "tokens": token_ids,
+            "token_strs": texts,
+        }
+    )
 
 
 async def detokenize(serving: Serving, request: Request) -> Response:
@@ -87,15 +83,9 @@ async def detokenize(serving: Serving, request: Request) -> Response:
     body = await read_body(request, DetokenizeBody)
     generation = serving.generation
     generation.check_model(body.model or "")
-    vocab_size = generation.model_info.vocab_size
-    for token_id in body.tokens:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidArgumentError(
-                "tokens", f"{token_id} is outside the vocabulary of {vocab_size}"
-            )
-    return json_response(
-        {"prompt": generation.tokenizer.decode(body.tokens, skip_special_tokens=False)}
-    )
+    with renaming({"token_ids": "tokens"}):
+        text = await token_service.detokenize(generation, body.tokens, skip_special_tokens=False)
+    return json_response({"prompt": text})
 
 
 def tokenizer_info(serving: Serving) -> Response:

@@ -6,6 +6,7 @@ ignored, since clients send many; fields that are known and not served are refus
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,10 +17,32 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.requests import ClientDisconnect, Request
 
 from pagewire.errors import InvalidArgumentError
-from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams
+from pagewire.sampling_params import (
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    check_count,
+)
+from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
 from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 
 MAX_PROMPTS = 1024
+# Looking at each of many items would hold up all streams: these are counted first.
+_MOST_ITEMS = {
+    "messages": MAX_MESSAGES,
+    "tools": MAX_TOOLS,
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIASES,
+}
+# Values of any kind, by the commas and brackets in a body, those in its texts too: a text with so
+# many has more tokens than any model reads. To parse more holds up all streams for seconds.
+_MOST_COMMAS = 1_200_000
+_MOST_BRACKETS = 300_000
+# Checking a body of more bytes than this takes a thread.
+LONG_BODY = 64_000
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -150,13 +173,18 @@ class CompletionBody(SamplingBody):
             return self.model_copy(update={"max_tokens": 1}).sampling_params(defaults, **changes)
         return self.sampling_params(defaults, **changes)
 
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """The prompts one by one.
 
+        Args:
+            max_model_len: more token ids than these make no prompt.
+
         Raises:
-            InvalidArgumentError: none, too many, or an empty one.
+            InvalidArgumentError: none, too many, one that is too long, or an empty one.
         """
         given = self.prompt
+        if isinstance(given, list):
+            _check_lengths(given, max_model_len)
         if isinstance(given, str) or _are_ints(given):
             prompts = [given]
         elif isinstance(given, list) and (
@@ -169,8 +197,8 @@ class CompletionBody(SamplingBody):
                 "prompt",
                 "must be a string, a list of strings, token ids, or a list of token id lists",
             )
-        if not 1 <= len(prompts) <= MAX_PROMPTS:
-            raise InvalidArgumentError("prompt", f"1 to {MAX_PROMPTS} prompts are allowed")
+        if not prompts:
+            raise InvalidArgumentError("prompt", "must not be an empty list")
         return prompts
 
 
@@ -250,9 +278,23 @@ async def read_body(request: Request, body_class: type[BodyT]) -> BodyT:
         content = await request.body()
     except ClientDisconnect:
         raise InvalidArgumentError("", "the client left in the middle of its body") from None
+    if len(content) > LONG_BODY:
+        return await asyncio.to_thread(_checked, content, body_class)
+    return _checked(content, body_class)
+
+
+def _checked(content: bytes, body_class: type[BodyT]) -> BodyT:
+    if (
+        content.count(b",") > _MOST_COMMAS
+        or content.count(b"[") + content.count(b"{") > _MOST_BRACKETS
+    ):
+        raise InvalidArgumentError("", "the body holds more values than any request can use")
     data = _parse_json(content)
     if not isinstance(data, dict):
         raise InvalidArgumentError("", "the body must be a JSON object")
+    for name, most in _MOST_ITEMS.items():
+        if isinstance(value := data.get(name), list | dict):
+            check_count(name, value, most)
     refuse_unsupported(data)
     try:
         return body_class.model_validate(data)
@@ -294,6 +336,15 @@ def _describe(error: ValidationError) -> InvalidArgumentError:
 def _are_ints(value: Any) -> bool:
     # By type and not isinstance: True is an int to Python.
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _check_lengths(prompt: list[Any], max_model_len: int) -> None:
+    """Before each item is looked at. Of what `prompt` may be, only token ids may be many."""
+    first = prompt[0] if prompt else None
+    check_count("prompt", prompt, max_model_len if type(first) is int else MAX_PROMPTS)
+    for one in prompt:
+        if isinstance(one, list):
+            check_count("prompt", one, max_model_len)
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:

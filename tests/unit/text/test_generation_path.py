@@ -312,6 +312,17 @@ async def test_what_cannot_be_served_is_refused_by_field(
     assert not fake.requests
 
 
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
+    path, _ = await generation(max_model_len=100)
+    text = "x" * 5_000_000
+    for attempt in (
+        lambda: path.start(GenerationRequest(prompt=text)),
+        lambda: asyncio.to_thread(path.render_chat, [{"role": "user", "content": text}]),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"at least .* context of 100"):
+            await attempt()
+
+
 async def test_an_unknown_model_is_refused_by_name() -> None:
     path, _ = await generation()
     assert path.check_model("") == path.check_model("replay") == "replay"

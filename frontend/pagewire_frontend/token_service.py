@@ -1,0 +1,79 @@
+"""Text to token ids and back for clients that ask for just that, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pagewire.errors import InvalidArgumentError
+from pagewire_frontend.generation import Generation
+
+# What can be tokenised at once, or the model's context where that is larger: enough to count the
+# tokens of a book, and done within seconds.
+MAX_CHARACTERS = 2_000_000
+MAX_TOKEN_IDS = 1_000_000
+_CHARACTERS_PER_TOKEN = 8
+
+# Less than this is done at once: a thread would cost more.
+_FEW_CHARACTERS = 8_000
+_FEW_TOKEN_IDS = 4_000
+
+
+async def tokenize(
+    generation: Generation,
+    text: str,
+    *,
+    add_special_tokens: bool = True,
+    parse_special_tokens: bool = True,
+) -> tuple[list[int], list[str]]:
+    """The token ids of a text, and the text of each.
+
+    Raises:
+        FailedPreconditionError: the engine serves token ids only.
+        InvalidArgumentError: the text is too long, or not valid Unicode (the field is `text`).
+    """
+    tokenizer = generation.tokenizer
+    limit = max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * generation.model_info.max_model_len)
+    if len(text) > limit:
+        raise InvalidArgumentError(
+            "text", f"has {len(text)} characters, and {limit} are tokenised at once; split it"
+        )
+
+    def encode() -> tuple[list[int], list[str]]:
+        token_ids = tokenizer.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            parse_special_tokens=parse_special_tokens,
+        )
+        return token_ids, [tokenizer.token_text(token_id) for token_id in token_ids]
+
+    return encode() if len(text) <= _FEW_CHARACTERS else await asyncio.to_thread(encode)
+
+
+async def detokenize(
+    generation: Generation, token_ids: Sequence[int], *, skip_special_tokens: bool
+) -> str:
+    """The text of token ids.
+
+    Raises:
+        FailedPreconditionError: the engine serves token ids only.
+        InvalidArgumentError: there are too many, or one is outside the vocabulary (the field is
+            `token_ids`).
+    """
+    tokenizer = generation.tokenizer
+    vocab_size = generation.model_info.vocab_size
+    limit = max(MAX_TOKEN_IDS, generation.model_info.max_model_len)
+    if len(token_ids) > limit:
+        raise InvalidArgumentError(
+            "token_ids", f"{len(token_ids)} are more than the {limit} served at once; split them"
+        )
+
+    def decode() -> str:
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidArgumentError(
+                    "token_ids", f"{token_id} is outside the vocabulary of {vocab_size}"
+                )
+        return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    return decode() if len(token_ids) <= _FEW_TOKEN_IDS else await asyncio.to_thread(decode)
