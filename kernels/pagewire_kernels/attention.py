@@ -95,7 +95,7 @@ class AttentionBackend(Protocol):
         """Stores key and value, each [T, num_kv_heads, head_dim], at slots int64 [T].
 
         The last two dimensions of key and value are contiguous; their rows may be strided (views
-        of a packed qkv). The caches have the same dtype as key and value.
+        of a packed qkv). Where the caches have another dtype, values are rounded to it.
         """
         ...
 

@@ -1,13 +1,18 @@
-"""Builds the C++ kernels for this machine: `python -m pagewire_kernels.build`.
+"""Builds the C++ kernels: `python -m pagewire_kernels.build`.
 
-The result lies in a per-user cache folder under a name that tells sources, flags and processor
-apart, so that a changed source or another machine on a shared home never loads a stale library;
-`--force` builds it again, after a change of the compiler. The library has
-a plain C interface: it fits any torch version.
+On x86 there are three levels of instructions, each a library of its own for every processor that
+has them; `--all-levels` builds them all, for an image that runs elsewhere. Which one is loaded is
+decided where it runs. Other processors get what the compiler makes for the one it runs on.
+
+The result lies in a per-user cache folder under a name that tells sources, flags and, where it
+matters, the processor apart, so that a changed source or another machine on a shared home never
+loads a library that does not fit; `--force` builds it again, after a change of the compiler. The
+library has a plain C interface: it fits any torch version.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -15,22 +20,55 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
+_CPU_INFO = Path("/proc/cpuinfo")
 _COMPILERS = ("g++", "c++", "clang++")
 # -ffp-contract=fast: fused multiply-adds, which -std=c++20 would forbid GCC to form.
 _FLAGS = (
     "-std=c++20",
     "-O3",
-    "-march=native",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fopenmp",
     "-fPIC",
 )
 _BUILD_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Level:
+    """A set of instructions.
+
+    Attributes:
+        name: part of the library's file name.
+        flag: the compiler's option.
+        features: what /proc/cpuinfo says of a processor that has them.
+        processor: what else the result depends on.
+    """
+
+    name: str
+    flag: str
+    features: frozenset[str] = frozenset()
+    processor: str = ""
+
+
+# The levels of the x86-64 psABI, best first. Separate libraries, since parts of the C++ library
+# that the compiler puts into each object are merged when linked: with the wrong one's instructions.
+_X86_V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
+X86_LEVELS = (
+    Level(
+        "x86-64-v4",
+        "-march=x86-64-v4",
+        _X86_V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
+    ),
+    Level("x86-64-v3", "-march=x86-64-v3", _X86_V3),
+    Level("x86-64", "-march=x86-64"),
+)
 
 
 class KernelBuildError(RuntimeError):
@@ -44,29 +82,45 @@ def find_compiler() -> str | None:
     return next((path for name in candidates if (path := shutil.which(name))), None)
 
 
-def library_path() -> Path:
-    """Where the library for these sources and this processor is, or would be built."""
+def own_level() -> Level:
+    """The best level of this machine's processor."""
+    if platform.machine().lower() not in ("x86_64", "amd64") or not _CPU_INFO.exists():
+        return Level("native", "-march=native", processor=_processor())
+    features = _features()
+    return next(level for level in X86_LEVELS if level.features <= features)
+
+
+def library_path(level: Level | None = None) -> Path:
+    """Where the library for these sources and a level is, or would be built.
+
+    Args:
+        level: default: this machine's.
+    """
+    level = level or own_level()
     digest = hashlib.sha256()
     for source in sorted(SOURCE_DIR.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    digest.update(" ".join(_FLAGS).encode())
-    digest.update(_processor().encode())
-    return _cache_dir() / f"cpu-{digest.hexdigest()[:16]}.so"
+    digest.update(" ".join((*_FLAGS, level.flag)).encode())
+    digest.update(level.processor.encode())
+    return _cache_dir() / f"cpu-{level.name}-{digest.hexdigest()[:16]}.so"
 
 
-def build(*, force: bool = False) -> Path:
+def build(level: Level | None = None, *, force: bool = False, patiently: bool = False) -> Path:
     """Builds the library unless it is there.
 
     Args:
+        level: default: this machine's.
         force: build it again even so.
+        patiently: one compiler at a time, with low priority.
 
     Returns:
         Its path.
 
     Raises:
-        KernelBuildError: no compiler, or it refused the sources.
+        KernelBuildError: no compiler, or it refused the sources, or the folder can't be written.
     """
-    path = library_path()
+    level = level or own_level()
+    path = library_path(level)
     if path.exists() and not force:
         return path
     compiler = find_compiler()
@@ -76,34 +130,57 @@ def build(*, force: bool = False) -> Path:
             + ", ".join(_COMPILERS)
             + "): install g++ 12 or newer, or set CXX"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside its place and renamed into it: another process never loads half a library.
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        output = Path(scratch) / path.name
-        sources = sorted(SOURCE_DIR.glob("*.cpp"))
-        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            commands = [
-                [compiler, *_FLAGS, "-c", "-o", str(target), str(source)]
-                for source, target in zip(sources, objects, strict=True)
-            ]
-            list(pool.map(_run, commands))
-        _run([compiler, *_FLAGS, "-shared", "-o", str(output), *map(str, objects)])
-        output.replace(path)
+    nice = shutil.which("nice") if patiently else None
+    command = [*([nice, "-n", "19"] if nice else []), compiler, *_FLAGS, level.flag]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Built beside its place and renamed into it: another process never loads half a library.
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            output = Path(scratch) / path.name
+            _compile(command, output, 1 if patiently else os.cpu_count() or 1)
+            output.replace(path)
+    except OSError as error:
+        raise KernelBuildError(
+            f"{path.parent} can't be written ({error}): make it writable, or name another folder "
+            "by PAGEWIRE_CACHE"
+        ) from error
     return path
+
+
+def _compile(command: Sequence[str], output: Path, jobs: int) -> None:
+    sources = sorted(SOURCE_DIR.glob("*.cpp"))
+    objects = [output.parent / f"{source.stem}.o" for source in sources]
+    with ThreadPoolExecutor(jobs) as pool:
+        commands = [
+            [*command, "-c", "-o", str(target), str(source)]
+            for source, target in zip(sources, objects, strict=True)
+        ]
+        list(pool.map(_run, commands))
+    _run([*command, "-shared", "-o", str(output), *map(str, objects)])
 
 
 def main() -> int:
     """Command line: builds, and says where the library is."""
-    force = "--force" in sys.argv[1:]
-    if force or not library_path().exists():
+    parser = argparse.ArgumentParser(
+        prog="python -m pagewire_kernels.build", description="Builds the C++ kernels for CPUs."
+    )
+    parser.add_argument("--force", action="store_true", help="build again what is there")
+    parser.add_argument(
+        "--all-levels",
+        action="store_true",
+        help="for every x86 processor, not only for this one: for images that run elsewhere",
+    )
+    arguments = parser.parse_args()
+    levels = X86_LEVELS if arguments.all_levels else (own_level(),)
+    if arguments.force or not all(library_path(level).exists() for level in levels):
         print("Building the C++ kernels (up to a minute) ...", flush=True)
-    try:
-        path = build(force=force)
-    except KernelBuildError as error:
-        print(f"pagewire_kernels: {error}", file=sys.stderr)
-        return 1
-    print(f"C++ kernels: {path}")
+    for level in levels:
+        try:
+            path = build(level, force=arguments.force)
+        except KernelBuildError as error:
+            print(f"pagewire_kernels: {error}", file=sys.stderr)
+            return 1
+        print(f"C++ kernels: {path}")
     return 0
 
 
@@ -129,13 +206,21 @@ def _cache_dir() -> Path:
 
 def _processor() -> str:
     """What -march=native depends on."""
-    cpu_info = Path("/proc/cpuinfo")
-    if not cpu_info.exists():
+    if not _CPU_INFO.exists():
         return f"{platform.machine()} {platform.processor()}"
     names = ("model name", "flags", "Features", "CPU part")
-    first_processor = cpu_info.read_text().split("\n\n")[0].splitlines()
-    lines = [line for line in first_processor if line.startswith(names)]
+    lines = [line for line in _first_processor() if line.startswith(names)]
     return platform.machine() + "\n".join(lines)
+
+
+def _features() -> frozenset[str]:
+    """What this machine's processor can do, by the kernel's names."""
+    lines = [line for line in _first_processor() if line.startswith("flags")]
+    return frozenset(lines[0].partition(":")[2].split()) if lines else frozenset()
+
+
+def _first_processor() -> list[str]:
+    return _CPU_INFO.read_text().split("\n\n")[0].splitlines()
 
 
 if __name__ == "__main__":

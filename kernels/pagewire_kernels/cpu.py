@@ -11,18 +11,20 @@ from pagewire_kernels.attention import AttentionMetadata, BackendUnavailableErro
 from pagewire_kernels.build import library_path
 from pagewire_kernels.sampling import RowParameters
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# As csrc/vec.h numbers them.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
 _SIGNATURES = {
     "pagewire_paged_attention": (
         [ctypes.c_int32] + [_POINTER] * 7 + [_INT] * 9 + [ctypes.c_float, _INT]
     ),
-    "pagewire_write_kv": [_POINTER] * 5 + [_INT] * 4,
+    "pagewire_write_kv": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 4,
     "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
-    "pagewire_pack_weight": [_POINTER] * 2 + [_INT] * 4,
-    "pagewire_unpack_rows": [_POINTER] * 3 + [_INT] * 2,
-    "pagewire_linear": [_POINTER] * 4 + [_INT] * 6,
+    "pagewire_pack_weight": [ctypes.c_int32] + [_POINTER] * 2 + [_INT] * 4,
+    "pagewire_unpack_rows": [ctypes.c_int32] + [_POINTER] * 4 + [_INT] * 2,
+    "pagewire_linear": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 6,
     "pagewire_rms_norm": [_POINTER] * 3 + [_INT] * 3 + [ctypes.c_float, _INT],
     "pagewire_rotate": [_POINTER] * 4 + [_INT] * 5,
     "pagewire_silu_and_mul": [_POINTER] * 2 + [_INT] * 4,
@@ -30,7 +32,10 @@ _SIGNATURES = {
 
 
 class CpuAttention:
-    """Paged attention and cache writes in C++, on float32, bfloat16 or float16 tensors."""
+    """Paged attention and cache writes in C++; caches in float32, bfloat16 or float16.
+
+    Queries, keys and values come in fp32 from the dense C++ kernels; others are widened first.
+    """
 
     name = "cpu"
     head_dim_multiple = 8
@@ -47,17 +52,18 @@ class CpuAttention:
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        item = key.element_size()
+        key, value = key.float(), value.float()
         self._write_kv(
+            DTYPES[key_cache.dtype],
             key.data_ptr(),
             value.data_ptr(),
             key_cache.data_ptr(),
             value_cache.data_ptr(),
             slot_mapping.data_ptr(),
             key.shape[0],
-            key.stride(0) * item,
-            value.stride(0) * item,
-            key.shape[1] * key.shape[2] * item,
+            key.stride(0),
+            value.stride(0),
+            key.shape[1] * key.shape[2],
         )
 
     def paged_attention(
@@ -69,13 +75,14 @@ class CpuAttention:
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        wide = query.float()
         _, num_heads, head_dim = query.shape
         _, block_size, num_kv_heads, _ = key_cache.shape
-        _check(query, key_cache, value_cache, metadata.block_tables)
+        _check(wide, key_cache, value_cache, metadata.block_tables)
+        output = torch.empty(query.shape)
         self._paged_attention(
-            _DTYPES[query.dtype],
-            query.data_ptr(),
+            DTYPES[key_cache.dtype],
+            wide.data_ptr(),
             key_cache.data_ptr(),
             value_cache.data_ptr(),
             output.data_ptr(),
@@ -84,7 +91,7 @@ class CpuAttention:
             metadata.block_tables.data_ptr(),
             metadata.context_lengths.shape[0],
             metadata.num_decodes,
-            query.stride(0),
+            wide.stride(0),
             metadata.block_tables.stride(0),
             block_size,
             num_heads,
@@ -94,7 +101,7 @@ class CpuAttention:
             scale,
             torch.get_num_threads(),
         )
-        return output
+        return output.to(query.dtype)
 
 
 class CpuChooser:
@@ -168,7 +175,13 @@ def load_library() -> ctypes.CDLL:
         )
     # torch is imported above, so its OpenMP runtime is in the process already and the library
     # binds to that: one thread pool serves both.
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"the C++ kernels can't be loaded ({error}); build them again by "
+            "`python -m pagewire_kernels.build --force`, or use --attention-backend torch"
+        ) from error
     for name, signature in _SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = signature
@@ -190,10 +203,10 @@ def _check(
         ValueError: dtype, head size or memory layout that the kernels do not read.
     """
     head_dim = query.shape[2]
-    if query.dtype not in _DTYPES or not query.dtype == key_cache.dtype == value_cache.dtype:
+    if key_cache.dtype not in _CACHE_DTYPES or key_cache.dtype != value_cache.dtype:
         raise ValueError(
-            f"the cpu attention backend reads float32, bfloat16 and float16, the same for query "
-            f"and cache, not {query.dtype}, {key_cache.dtype} and {value_cache.dtype}"
+            f"the cpu attention backend reads caches of float32, bfloat16 or float16, the same for "
+            f"keys and values, not {key_cache.dtype} and {value_cache.dtype}"
         )
     if head_dim % CpuAttention.head_dim_multiple:
         raise ValueError(

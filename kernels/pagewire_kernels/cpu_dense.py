@@ -1,4 +1,7 @@
-"""C++ kernels for what lies between attentions on CPU: linears, norm, rotation, activation."""
+"""C++ kernels for what lies between attentions on CPU: linears, norm, rotation, activation.
+
+Weights are fp32, bfloat16, float16 or int8; everything else is fp32, whatever the model's dtype.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pagewire_kernels.cpu import load_library
+from pagewire_kernels.cpu import DTYPES, load_library
+from pagewire_kernels.quantization import Int8Weight
 
 
 @dataclass(frozen=True)
@@ -14,18 +18,20 @@ class PackedWeight:
     """A linear's weight in the order its kernel reads it.
 
     Attributes:
-        panels: fp32 [ceil(outputs / P), depth, P]; P outputs lie side by side.
+        panels: [ceil(outputs / P), depth, P]; P outputs lie side by side.
+        scales: fp32 [ceil(outputs / P) * P] of int8 panels, else None.
         outputs: rows of the weight that was packed.
         depth: its columns.
     """
 
     panels: torch.Tensor
+    scales: torch.Tensor | None
     outputs: int
     depth: int
 
 
 class CpuDense:
-    """The dense kernels, on fp32 CPU tensors.
+    """The dense kernels, on CPU tensors.
 
     A row's result is the same to the last bit whatever other rows are computed with it.
     """
@@ -38,28 +44,45 @@ class CpuDense:
         """
         self._library = load_library()
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
+    def activations(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32
+
+    def pack(self, weight: torch.Tensor | Int8Weight | PackedWeight) -> PackedWeight:
         """Packs a weight [outputs, depth] once; the original is not needed any more."""
-        outputs, depth = weight.shape
-        _check(weight)
-        panel = self._library.pagewire_panel_size()
-        panels = torch.empty((-(-outputs // panel), depth, panel))
+        if isinstance(weight, PackedWeight):
+            return weight
+        values = weight.values if isinstance(weight, Int8Weight) else weight
+        if values.dtype not in DTYPES or values.device.type != "cpu" or values.stride(-1) != 1:
+            raise ValueError(
+                f"the dense cpu kernels pack rows of {', '.join(map(str, DTYPES))} in CPU memory, "
+                f"not {values.dtype} on {values.device} with strides {values.stride()}"
+            )
+        outputs, depth = values.shape
+        size = self._library.pagewire_panel_size()
+        panels = torch.empty((-(-outputs // size), depth, size), dtype=values.dtype)
         self._library.pagewire_pack_weight(
-            weight.data_ptr(),
+            DTYPES[values.dtype],
+            values.data_ptr(),
             panels.data_ptr(),
             outputs,
             depth,
-            weight.stride(0),
+            values.stride(0),
             torch.get_num_threads(),
         )
-        return PackedWeight(panels, outputs, depth)
+        scales = None
+        if isinstance(weight, Int8Weight):
+            scales = torch.zeros(len(panels) * size)
+            scales[:outputs] = weight.scales
+        return PackedWeight(panels, scales, outputs, depth)
 
     def unpack_rows(self, weight: PackedWeight, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight as it was: int64 [N] to fp32 [N, depth]."""
+        """Rows of the weight as it was, in fp32: int64 [N] to [N, depth]."""
         output = torch.empty((rows.shape[0], weight.depth))
         rows = rows.contiguous()
         self._library.pagewire_unpack_rows(
+            DTYPES[weight.panels.dtype],
             weight.panels.data_ptr(),
+            _address(weight.scales),
             rows.data_ptr(),
             output.data_ptr(),
             rows.shape[0],
@@ -77,9 +100,11 @@ class CpuDense:
             raise ValueError(f"the input has {depth} columns, the weight {weight.depth}")
         output = torch.empty((num_tokens, weight.outputs))
         self._library.pagewire_linear(
+            DTYPES[weight.panels.dtype],
             hidden.data_ptr(),
             weight.panels.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            _address(weight.scales),
+            _address(bias),
             output.data_ptr(),
             num_tokens,
             weight.outputs,
@@ -98,7 +123,7 @@ class CpuDense:
         output = torch.empty(hidden.shape)
         self._library.pagewire_rms_norm(
             rows.data_ptr(),
-            weight.data_ptr(),
+            _address(weight),
             output.data_ptr(),
             rows.shape[0],
             size,
@@ -141,6 +166,17 @@ class CpuDense:
             torch.get_num_threads(),
         )
         return output
+
+
+def _address(vector: torch.Tensor | None) -> int | None:
+    """Where a vector of fp32 lies; None: there is none."""
+    if vector is None:
+        return None
+    if vector.dtype != torch.float32 or not vector.is_contiguous():
+        raise ValueError(
+            f"the dense cpu kernels read contiguous float32 vectors, not {vector.dtype}"
+        )
+    return vector.data_ptr()
 
 
 def _check(rows: torch.Tensor) -> None:

@@ -42,8 +42,8 @@ class TorchAttention:
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
-        value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+        for cache, rows in ((key_cache, key), (value_cache, value)):
+            cache.flatten(0, 1).index_copy_(0, slot_mapping, rows.to(cache.dtype))
 
     def paged_attention(
         self,
@@ -66,8 +66,9 @@ class TorchAttention:
             context_length = metadata.host_context_lengths[sequence]
             num_blocks = -(-context_length // block_size)
             blocks = metadata.block_tables[sequence, :num_blocks].long()
-            key = key_cache.index_select(0, blocks).flatten(0, 1)[:context_length]
+            key = key_cache.index_select(0, blocks).flatten(0, 1)[:context_length].to(query.dtype)
             value = value_cache.index_select(0, blocks).flatten(0, 1)[:context_length]
+            value = value.to(query.dtype)
             _prefill(query[rows], key, value, scale, sliding_window, output[rows])
         return output
 
@@ -88,7 +89,7 @@ def _decode(
     num_kv_heads, head_dim = key_cache.shape[2:]
     gathered = []
     for cache in (key_cache, value_cache):
-        tokens = cache.index_select(0, group.blocks).flatten(0, 1)
+        tokens = cache.index_select(0, group.blocks).flatten(0, 1).to(query.dtype)
         # Stale slots may hold NaN, which a mask alone lets through (0 * NaN).
         tokens.index_fill_(0, group.padding, 0.0)
         gathered.append(tokens.view(group.size, -1, num_kv_heads, head_dim).transpose(1, 2))

@@ -49,7 +49,13 @@ class EngineConfig(BaseModel):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Weights and activations; auto: the model's own on CUDA, fp32 on CPU.",
+        description="Weights, KV cache and activations (of the C++ kernels always fp32); auto: the "
+        "model's own on CUDA, fp32 on CPU.",
+    )
+    quantization: Literal["none", "int8"] = Field(
+        default="none",
+        description="int8: linears' weights rounded to 8 bits while loading, on CPU: less memory, "
+        "faster decoding.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to run.")
     seed: int = Field(

@@ -21,12 +21,15 @@ from pagewire_kernels.dense import load_dense_backend
 CPU = torch.device("cpu")
 
 
-def load(folder: Path) -> tuple[CausalLM, ModelDescription]:
-    """The model in fp32 on CPU."""
+def load(
+    folder: Path, *, dtype: torch.dtype = torch.float32, quantize: bool = False
+) -> tuple[CausalLM, ModelDescription]:
+    """The model in fp32 on CPU, unless told otherwise."""
     config = EngineConfig(model=str(folder), device="cpu")
     files = resolve_model(config)
     description = load_description(files, config)
-    return load_model(files, description, dtype=torch.float32, device=CPU), description
+    model = load_model(files, description, dtype=dtype, device=CPU, quantize=quantize)
+    return model, description
 
 
 class StepDriver:
@@ -51,7 +54,7 @@ class StepDriver:
             for tensor in caches:
                 tensor.fill_(float("nan"))  # what was never written must never be read
         attention = load_attention_backend(backend, CPU, model.kv_shape.head_dim)
-        model.use_kernels(load_dense_backend(attention.name, CPU, torch.float32))
+        model.use_kernels(load_dense_backend(attention.name, CPU))
         self._model = model
         self._runner = ModelRunner(
             model,

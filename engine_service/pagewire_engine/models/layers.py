@@ -16,6 +16,7 @@ from torch import nn
 
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
 from pagewire_kernels.dense import DenseBackend, TorchDense
+from pagewire_kernels.quantization import quantize_int8
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class KernelUser(nn.Module):
     def use_kernels(self, dense: DenseBackend) -> None:
         """Changes to another backend. Weights that it packs are not kept unpacked beside that."""
         self.dense = dense
+        for vector in self.parameters(recurse=False):
+            vector.data = vector.data.to(dense.activations(vector.dtype))
 
 
 class Layer(KernelUser):
@@ -62,7 +65,7 @@ class Layer(KernelUser):
 
 
 class MatrixLayer(Layer):
-    """A layer whose weight [rows, columns] may be kept in a backend's packed form."""
+    """A layer whose weight [rows, columns] may be kept quantised, or in a backend's packed form."""
 
     weight: nn.Parameter
     packed: Any = None
@@ -72,11 +75,19 @@ class MatrixLayer(Layer):
         """What the backend's functions take."""
         return self.weight if self.packed is None else self.packed
 
+    def quantize(self) -> None:
+        """Rounds the weight to int8, once it is filled; the original is let go of."""
+        self._replace(quantize_int8(self.weight))
+
     def use_kernels(self, dense: DenseBackend) -> None:
+        packed = dense.pack(self.matrix)
+        if packed is not self.matrix:
+            self._replace(packed)
         super().use_kernels(dense)
-        packed = dense.pack(self.weight)
-        if packed is not self.weight:
-            self.packed = packed
+
+    def _replace(self, packed: Any) -> None:
+        self.packed = packed
+        if "weight" in self._parameters:
             del self.weight
 
 

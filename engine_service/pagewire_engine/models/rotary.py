@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from pagewire_engine.models.errors import UnsupportedModelError
+from pagewire_engine.models.layers import KernelUser
 
 _SCALED = ("linear", "dynamic", "yarn", "longrope", "llama3")
 
 
-class RotaryTable(nn.Module):
+class RotaryTable(KernelUser):
     """Cosines and sines of positions 0 .. max_positions - 1, computed once in fp32.
 
     A token's rotation is a function of its position alone, so that chunking, preemption and batch
@@ -27,13 +28,15 @@ class RotaryTable(nn.Module):
         device = torch.get_default_device()
         with torch.device("cpu"):  # transformers' functions mix devices otherwise
             angles, factor = _angles(config, max_positions)
-            cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+            cos, sin = angles.cos() * factor, angles.sin() * factor
+        self.dtype = dtype
         self.cos = nn.Buffer(cos.to(device), persistent=False)
         self.sin = nn.Buffer(sin.to(device), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] to cos [T, 1, head_dim] and sin [T, 1, head_dim / 2], for ops.rotate."""
-        cos, sin = self.cos[positions], self.sin[positions]
+        dtype = self.dense.activations(self.dtype)
+        cos, sin = self.cos[positions].to(dtype), self.sin[positions].to(dtype)
         return torch.cat((cos, cos), dim=-1).unsqueeze(1), sin.unsqueeze(1)
 
 

@@ -44,6 +44,11 @@ class ModelRunner:
         self._batch = InputBatch(cache.block_size, device)
         self._sampler = Sampler(vocab_size, eos_token_ids, device)
 
+    def use_kernels(self, attention: AttentionBackend) -> None:
+        """Changes to other kernels between steps; keys and values stay as they are."""
+        self._backend = attention
+        self._sampler.find_kernels()
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step; see Executor.execute for what an exception leaves behind."""

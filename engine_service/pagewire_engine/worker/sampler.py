@@ -52,6 +52,10 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(i for i in set(eos_token_ids) if 0 <= i < vocab_size)
         self._device = torch.device(device)
+        self.find_kernels()
+
+    def find_kernels(self) -> None:
+        """Takes the fastest kernels there are by now."""
         self._chooser = load_token_chooser(self._device)
 
     @property

@@ -16,6 +16,7 @@ from pagewire_engine.models.rotary import head_dim_of
 from pagewire_engine.models.weight_loading import load_model
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, staging_bytes
+from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.largest_step import largest_step
 from pagewire_engine.worker.memory import (
     available_bytes,
@@ -25,12 +26,6 @@ from pagewire_engine.worker.memory import (
     measure_largest_step,
 )
 from pagewire_engine.worker.model_runner import ModelRunner
-from pagewire_kernels.attention import (
-    AttentionBackend,
-    BackendUnavailableError,
-    load_attention_backend,
-)
-from pagewire_kernels.dense import load_dense_backend
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +51,8 @@ class Worker:
         self._description = load_description(files, config)
         self._dtype = _dtype(config.dtype, self._description, self._device)
         head_dim = head_dim_of(self._description.hf_config)
-        self._backend = _backend(config.attention_backend, self._device, head_dim)
+        self._kernels = Kernels(config.attention_backend, self._device, head_dim)
         self._model = self._load_model(files)
-        self._model.use_kernels(load_dense_backend(self._backend.name, self._device, self._dtype))
         self._num_blocks = self.profile_num_available_blocks()
         self._num_cpu_blocks = self._num_blocks_of_swap_space()
         self._max_model_len = self._longest_sequence()
@@ -69,7 +63,7 @@ class Worker:
             self._description.architecture,
             str(self._dtype).removeprefix("torch."),
             self._device,
-            self._backend.name,
+            self._kernels.attention.name,
             self._num_blocks,
             config.block_size,
             self._num_cpu_blocks,
@@ -91,6 +85,9 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
+        if self._kernels.take_built():
+            self._model.use_kernels(self._kernels.dense)
+            self._runner.use_kernels(self._kernels.attention)
         return self._runner.execute(plan)
 
     def profile_num_available_blocks(self) -> int:
@@ -216,6 +213,8 @@ class Worker:
                 dtype=self._dtype,
                 device=self._device,
                 dummy_seed=config.seed if config.load_format == "dummy" else None,
+                dense=self._kernels.dense,
+                quantize=_quantizes(config, self._device),
             )
         except torch.OutOfMemoryError as error:
             _, total = torch.cuda.mem_get_info(self._device)
@@ -251,7 +250,7 @@ class Worker:
         return ModelRunner(
             self._model,
             cache,
-            self._backend,
+            self._kernels.attention,
             vocab_size=self._description.vocab_size,
             eos_token_ids=self._description.eos_token_ids,
             device=self._device,
@@ -281,14 +280,13 @@ def _dtype(name: str, description: ModelDescription, device: torch.device) -> to
     return own if isinstance(own, torch.dtype) else torch.bfloat16
 
 
-def _backend(name: str, device: torch.device, head_dim: int) -> AttentionBackend:
-    try:
-        backend = load_attention_backend(name, device, head_dim)
-        if name == "auto" and device.type == "cpu" and backend.name != "cpu":
-            try:
-                load_attention_backend("cpu", device, head_dim)
-            except BackendUnavailableError as error:
-                logger.warning("running on the slower %s attention: %s", backend.name, error)
-        return backend
-    except BackendUnavailableError as error:
-        raise FailedPreconditionError(str(error), field="attention_backend") from error
+def _quantizes(config: EngineConfig, device: torch.device) -> bool:
+    if config.quantization == "none":
+        return False
+    if device.type != "cpu":
+        raise FailedPreconditionError(
+            f"{config.quantization} weights have kernels for CPUs only; leave quantization out, or "
+            "use --device cpu",
+            field="quantization",
+        )
+    return True

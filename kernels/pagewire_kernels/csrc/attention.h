@@ -16,10 +16,10 @@ constexpr int kTile = 64;  // keys looked at together
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 struct Layer {
-  const void* query;
+  const float* query;
   const void* key_cache;
   const void* value_cache;
-  void* output;
+  float* output;
   const int32_t* query_starts;
   const int32_t* context_lengths;
   const int32_t* block_tables;
@@ -119,15 +119,14 @@ void multiply_row(float* row, int64_t size, float factor) {
   for (int64_t i = 0; i < size; i += W) store<W>(row + i, load<W>(row + i) * factor);
 }
 
-template <typename Q, int W>
-void load_query(const Q* query, int64_t head_dim, float scale, float* out) {
+template <int W>
+void load_query(const float* query, int64_t head_dim, float scale, float* out) {
   for (int64_t d = 0; d < head_dim; d += W) store<W>(out + d, load<W>(query + d) * scale);
 }
 
-template <typename Q>
-void store_output(const float* row, int64_t head_dim, float total, Q* out) {
+inline void store_output(const float* row, int64_t head_dim, float total, float* out) {
   const float factor = 1.0f / total;
-  for (int64_t d = 0; d < head_dim; ++d) store_scalar(out + d, row[d] * factor);
+  for (int64_t d = 0; d < head_dim; ++d) out[d] = row[d] * factor;
 }
 
 }  // namespace

@@ -114,9 +114,8 @@ void decode(const Layer& layer, const Task& task) {
 
   const int64_t token = layer.query_starts[task.sequence];
   const int64_t first_head = task.first_kv_head * group;
-  const T* query_in =
-      static_cast<const T*>(layer.query) + token * layer.query_stride + first_head * dim;
-  load_query<T, W>(query_in, rows * dim, layer.scale, query);
+  const float* query_in = layer.query + token * layer.query_stride + first_head * dim;
+  load_query<W>(query_in, rows * dim, layer.scale, query);
   std::fill(sums, sums + rows * dim, 0.0f);
   std::fill(best, best + rows, kMinusInfinity);
   std::fill(total, total + rows, 0.0f);
@@ -145,7 +144,7 @@ void decode(const Layer& layer, const Task& task) {
       add_heads<T, W>(scores, value_rows, offset, dim, count, group, head_sums);
     }
   }
-  T* out = static_cast<T*>(layer.output) + (token * layer.num_heads + first_head) * dim;
+  float* out = layer.output + (token * layer.num_heads + first_head) * dim;
   for (int64_t row = 0; row < rows; ++row) {
     store_output(sums + row * dim, dim, total[row], out + row * dim);
   }

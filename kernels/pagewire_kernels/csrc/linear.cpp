@@ -4,9 +4,15 @@
 // decode step costs more than the product. And its order of additions depends on the number of
 // rows; here each output is one chain of fused multiply-adds over k, so that a row gives the same
 // bits alone, in a batch and in a prefill chunk of any length.
+//
+// Weights are fp32, bfloat16, float16, or int8 with a scale an output; inputs, sums and outputs
+// are fp32. Every weight widens to fp32 exactly, and the scale multiplies the finished sum. So it
+// is a question of speed alone where that happens: few tokens wait for memory, and widen in the
+// registers what they read once; many tokens find each panel widened in the first-level cache.
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 #include <vector>
 
 #include "vec.h"
@@ -17,15 +23,18 @@ namespace {
 constexpr int W = kWidth;
 constexpr int kPanel = 2 * W;                   // outputs (rows of the weight) of a panel
 constexpr int kRows = kWidth == 16 ? 12 : 6;    // tokens whose sums fit the registers
+constexpr int kMostPanels = 4;                  // read side by side for one token
 constexpr int64_t kTokensAtOnce = 96;           // their inputs stay in the second-level cache
 constexpr int64_t kTokensToPack = 64;           // from here on it pays to reorder the inputs too
+constexpr int64_t kPartsToWiden = 3;            // from here on it pays to widen a panel first
 constexpr int64_t kPiecesPerThread = 6;
 constexpr int64_t kParallelFlops = 1 << 20;     // below it a second thread costs more than it saves
 
 struct Linear {
   const float* input;
-  const float* panels;
-  const float* bias;  // or null
+  const void* panels;
+  const float* scales;  // an output each, to the end of the last panel; or null
+  const float* bias;    // or null
   float* output;
   int64_t num_tokens, outputs, depth, input_stride, output_stride;
 };
@@ -41,43 +50,65 @@ struct Inputs {
   }
 };
 
-template <int ROWS, bool PACKED>
-void multiply(const Linear& l, Inputs<PACKED> inputs, int64_t token, int64_t panel) {
-  const float* weights = l.panels + panel * kPanel * l.depth;
-  FloatV<W> sums[ROWS][2] = {};
-  for (int64_t k = 0; k < l.depth; ++k) {
-    const FloatV<W> left = load<W>(weights + k * kPanel);
-    const FloatV<W> right = load<W>(weights + k * kPanel + W);
-    for (int r = 0; r < ROWS; ++r) {
-      const FloatV<W> x = broadcast<W>(inputs.at(r, k));
-      sums[r][0] += x * left;
-      sums[r][1] += x * right;
-    }
-  }
+// One token's finished outputs of one panel.
+void finish(const Linear& l, const FloatV<W>* sums, int64_t token, int64_t panel) {
   const int64_t column = panel * kPanel;
   const int64_t count = std::min<int64_t>(kPanel, l.outputs - column);
-  for (int r = 0; r < ROWS; ++r) {
-    float* out = l.output + (token + r) * l.output_stride + column;
-    if (count == kPanel) {
-      if (l.bias) {
-        sums[r][0] += load<W>(l.bias + column);
-        sums[r][1] += load<W>(l.bias + column + W);
-      }
-      store<W>(out, sums[r][0]);
-      store<W>(out + W, sums[r][1]);
-    } else {
-      for (int64_t i = 0; i < count; ++i) {
-        out[i] = sums[r][i / W][i % W] + (l.bias ? l.bias[column + i] : 0.0f);
+  alignas(64) float bias[kPanel] = {};
+  if (l.bias) std::copy_n(l.bias + column, count, bias);
+  alignas(64) float tail[kPanel];
+  float* out = l.output + token * l.output_stride + column;
+  float* to = count == kPanel ? out : tail;
+  for (int v = 0; v < 2; ++v) {
+    const FloatV<W> scale = l.scales ? load<W>(l.scales + column + v * W) : broadcast<W>(1.0f);
+    store<W>(to + v * W, sums[v] * scale + load<W>(bias + v * W));
+  }
+  if (to == tail) std::copy_n(tail, count, out);
+}
+
+// ROWS tokens by PANELS panels. A multiply-add takes some cycles, and the next of its chain waits
+// for it: few tokens go through several panels together, so that there are chains enough.
+template <typename T, int ROWS, int PANELS, bool PACKED>
+void multiply(const Linear& l, const T* weights, Inputs<PACKED> inputs, int64_t token,
+              int64_t panel) {
+  const int64_t size = l.depth * kPanel;
+  FloatV<W> sums[ROWS][PANELS][2] = {};
+  for (int64_t k = 0; k < l.depth; ++k) {
+    for (int p = 0; p < PANELS; ++p) {
+      const FloatV<W> left = load<W>(weights + p * size + k * kPanel);
+      const FloatV<W> right = load<W>(weights + p * size + k * kPanel + W);
+      for (int r = 0; r < ROWS; ++r) {
+        const FloatV<W> x = broadcast<W>(inputs.at(r, k));
+        sums[r][p][0] += x * left;
+        sums[r][p][1] += x * right;
       }
     }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    for (int p = 0; p < PANELS; ++p) finish(l, sums[r][p], token + r, panel + p);
   }
 }
 
-template <int ROWS, bool PACKED>
-void multiply_rows(const Linear& l, Inputs<PACKED> inputs, int64_t rows, int64_t token,
-                   int64_t panel) {
-  if (rows == ROWS) return multiply<ROWS, PACKED>(l, inputs, token, panel);
-  if constexpr (ROWS > 1) multiply_rows<ROWS - 1, PACKED>(l, inputs, rows, token, panel);
+template <typename T, int ROWS, int PANELS, bool PACKED>
+void multiply_panels(const Linear& l, const T* weights, Inputs<PACKED> inputs, int64_t token,
+                     int64_t panel, int64_t last_panel) {
+  for (; panel + PANELS <= last_panel; panel += PANELS, weights += PANELS * l.depth * kPanel) {
+    multiply<T, ROWS, PANELS, PACKED>(l, weights, inputs, token, panel);
+  }
+  if constexpr (PANELS > 1) {
+    multiply_panels<T, ROWS, PANELS / 2, PACKED>(l, weights, inputs, token, panel, last_panel);
+  }
+}
+
+template <typename T, int ROWS, bool PACKED>
+void multiply_rows(const Linear& l, const T* weights, Inputs<PACKED> inputs, int64_t rows,
+                   int64_t token, int64_t panel, int64_t last_panel) {
+  if (rows == ROWS) {
+    constexpr int kPanels = ROWS == 1 ? kMostPanels : ROWS <= 3 ? 2 : 1;
+    multiply_panels<T, ROWS, kPanels, PACKED>(l, weights, inputs, token, panel, last_panel);
+  } else if constexpr (ROWS > 1) {
+    multiply_rows<T, ROWS - 1, PACKED>(l, weights, inputs, rows, token, panel, last_panel);
+  }
 }
 
 // Tokens are worked through in near-equal parts of at most kRows.
@@ -102,19 +133,43 @@ struct Piece {
   int64_t first_token, num_tokens, first_panel, last_panel;
 };
 
-void multiply_piece(const Linear& l, const Piece& piece, const float* packed) {
+// All tokens of the piece by panels [panel, last_panel), whose weights are given.
+template <typename T>
+void multiply_tokens(const Linear& l, const Piece& piece, const float* packed, const T* weights,
+                     int64_t panel, int64_t last_panel) {
   const Parts parts{piece.num_tokens};
-  for (int64_t panel = piece.first_panel; panel < piece.last_panel; ++panel) {
-    for (int64_t part = 0; part < parts.count(); ++part) {
-      const int64_t token = piece.first_token + parts.begin(part);
-      const int64_t rows = parts.begin(part + 1) - parts.begin(part);
+  for (int64_t part = 0; part < parts.count(); ++part) {
+    const int64_t token = piece.first_token + parts.begin(part);
+    const int64_t rows = parts.begin(part + 1) - parts.begin(part);
+    if constexpr (std::is_same_v<T, float>) {
       if (packed) {
         const Inputs<true> inputs{packed + part * l.depth * kRows, 0};
-        multiply_rows<kRows, true>(l, inputs, rows, token, panel);
-      } else {
-        const Inputs<false> inputs{l.input + token * l.input_stride, l.input_stride};
-        multiply_rows<kRows, false>(l, inputs, rows, token, panel);
+        multiply_rows<T, kRows, true>(l, weights, inputs, rows, token, panel, last_panel);
+        continue;
       }
+    }
+    const Inputs<false> inputs{l.input + token * l.input_stride, l.input_stride};
+    multiply_rows<T, kRows, false>(l, weights, inputs, rows, token, panel, last_panel);
+  }
+}
+
+template <typename T>
+void multiply_piece(const Linear& l, const Piece& piece, const float* packed,
+                    std::vector<float>& wide) {
+  const int64_t size = l.depth * kPanel;
+  const int64_t parts = Parts{piece.num_tokens}.count();
+  const T* weights = static_cast<const T*>(l.panels);
+  const bool widen = !std::is_same_v<T, float> && parts >= kPartsToWiden;
+  const int64_t step = parts == 1 ? kMostPanels : 1;
+  for (int64_t panel = piece.first_panel; panel < piece.last_panel; panel += step) {
+    const T* from = weights + panel * size;
+    const int64_t last = std::min(panel + step, piece.last_panel);
+    if (widen) {
+      wide.resize(size);
+      for (int64_t i = 0; i < size; i += W) store<W>(wide.data() + i, load<W>(from + i));
+      multiply_tokens<float>(l, piece, packed, wide.data(), panel, last);
+    } else {
+      multiply_tokens<T>(l, piece, packed, from, panel, last);
     }
   }
 }
@@ -126,17 +181,19 @@ class Pieces {
   Pieces(const Linear& l, int64_t panels, int64_t threads)
       : linear_(l),
         panels_(panels),
-        columns_(std::min(panels, threads == 1 ? 1 : kPiecesPerThread * threads)),
+        groups_((panels + kMostPanels - 1) / kMostPanels),
+        columns_(std::min(groups_, threads == 1 ? 1 : kPiecesPerThread * threads)),
         blocks_((l.num_tokens + kTokensAtOnce - 1) / kTokensAtOnce) {}
 
+  template <typename T>
   void work() {
-    static thread_local std::vector<float> packed;
+    static thread_local std::vector<float> packed, wide;
     int64_t packed_block = -1;
     for (int64_t i; (i = next_.fetch_add(1)) < blocks_ * columns_;) {
       const int64_t block = i / columns_, column = i % columns_;
       const Piece piece{block * kTokensAtOnce,
                         std::min(kTokensAtOnce, linear_.num_tokens - block * kTokensAtOnce),
-                        panels_ * column / columns_, panels_ * (column + 1) / columns_};
+                        first_panel(column), first_panel(column + 1)};
       const bool pack = piece.num_tokens >= kTokensToPack;
       if (pack && packed_block != block) {
         const Parts parts{piece.num_tokens};
@@ -144,17 +201,72 @@ class Pieces {
         pack_inputs(linear_, piece.first_token, parts, packed.data());
         packed_block = block;
       }
-      multiply_piece(linear_, piece, pack ? packed.data() : nullptr);
+      multiply_piece<T>(linear_, piece, pack ? packed.data() : nullptr, wide);
     }
   }
 
  private:
+  int64_t first_panel(int64_t column) const {
+    return std::min(panels_, kMostPanels * (groups_ * column / columns_));
+  }
+
   const Linear& linear_;
-  int64_t panels_, columns_, blocks_;
+  int64_t panels_, groups_, columns_, blocks_;
   std::atomic<int64_t> next_{0};
 };
 
 int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+
+template <typename T>
+void run(const Linear& linear, int64_t num_threads) {
+  const int64_t count = num_panels(linear.outputs);
+  const bool small = 2 * linear.num_tokens * linear.outputs * linear.depth < kParallelFlops;
+  const int threads = static_cast<int>(small ? 1 : std::min(num_threads, count));
+  Pieces pieces(linear, count, threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  pieces.work<T>();
+}
+
+// panels[ceil(outputs / kPanel)][depth][kPanel]; what is beyond `outputs` is zero.
+template <typename T>
+void pack(const T* weight, T* panels, int64_t outputs, int64_t depth, int64_t stride,
+          int64_t num_threads) {
+  const int64_t count = num_panels(outputs);
+#pragma omp parallel for num_threads(static_cast<int>(num_threads))
+  for (int64_t panel = 0; panel < count; ++panel) {
+    T* out = panels + panel * kPanel * depth;
+    for (int64_t i = 0; i < kPanel; ++i) {
+      const int64_t row = panel * kPanel + i;
+      const T* in = weight + row * stride;
+      for (int64_t k = 0; k < depth; ++k) out[k * kPanel + i] = row < outputs ? in[k] : T{};
+    }
+  }
+}
+
+template <typename T>
+void unpack(const T* panels, const float* scales, const int64_t* rows, float* output,
+            int64_t num_rows, int64_t depth) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const T* in = panels + rows[r] / kPanel * kPanel * depth + rows[r] % kPanel;
+    const float scale = scales ? scales[rows[r]] : 1.0f;
+    for (int64_t k = 0; k < depth; ++k) output[r * depth + k] = to_float(in[k * kPanel]) * scale;
+  }
+}
+
+// Calls `function` with a null pointer of the element type.
+template <typename Function>
+void with_type(int32_t dtype, Function function) {
+  switch (static_cast<DType>(dtype)) {
+    case DType::kFloat:
+      return function(static_cast<float*>(nullptr));
+    case DType::kBFloat16:
+      return function(static_cast<bfloat16*>(nullptr));
+    case DType::kHalf:
+      return function(static_cast<half*>(nullptr));
+    case DType::kInt8:
+      return function(static_cast<int8_t*>(nullptr));
+  }
+}
 
 }  // namespace
 }  // namespace pagewire
@@ -164,43 +276,28 @@ extern "C" {
 // Outputs that share a panel; a packed weight has whole panels.
 int64_t pagewire_panel_size() { return pagewire::kPanel; }
 
-// panels[ceil(outputs / kPanel)][depth][kPanel]; what is beyond `outputs` is zero.
-void pagewire_pack_weight(const float* weight, float* panels, int64_t outputs, int64_t depth,
-                          int64_t weight_stride, int64_t num_threads) {
-  using namespace pagewire;
-  const int64_t count = num_panels(outputs);
-#pragma omp parallel for num_threads(static_cast<int>(num_threads))
-  for (int64_t panel = 0; panel < count; ++panel) {
-    float* out = panels + panel * kPanel * depth;
-    for (int64_t i = 0; i < kPanel; ++i) {
-      const int64_t row = panel * kPanel + i;
-      const float* in = weight + row * weight_stride;
-      for (int64_t k = 0; k < depth; ++k) out[k * kPanel + i] = row < outputs ? in[k] : 0.0f;
-    }
-  }
+void pagewire_pack_weight(int32_t dtype, const void* weight, void* panels, int64_t outputs,
+                          int64_t depth, int64_t weight_stride, int64_t num_threads) {
+  pagewire::with_type(dtype, [&]<typename T>(T*) {
+    pagewire::pack(static_cast<const T*>(weight), static_cast<T*>(panels), outputs, depth,
+                   weight_stride, num_threads);
+  });
 }
 
-// Rows of the weight as they were before packing: an embedding that a head shares.
-void pagewire_unpack_rows(const float* panels, const int64_t* rows, float* output,
-                          int64_t num_rows, int64_t depth) {
-  using namespace pagewire;
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const float* in = panels + rows[r] / kPanel * kPanel * depth + rows[r] % kPanel;
-    for (int64_t k = 0; k < depth; ++k) output[r * depth + k] = in[k * kPanel];
-  }
+// Rows of the weight as they were before packing, in fp32: an embedding that a head shares.
+void pagewire_unpack_rows(int32_t dtype, const void* panels, const float* scales,
+                          const int64_t* rows, float* output, int64_t num_rows, int64_t depth) {
+  pagewire::with_type(dtype, [&]<typename T>(T*) {
+    pagewire::unpack(static_cast<const T*>(panels), scales, rows, output, num_rows, depth);
+  });
 }
 
-void pagewire_linear(const float* input, const float* panels, const float* bias, float* output,
-                     int64_t num_tokens, int64_t outputs, int64_t depth, int64_t input_stride,
-                     int64_t output_stride, int64_t num_threads) {
-  using namespace pagewire;
-  const Linear linear{input,   panels, bias,         output,       num_tokens,
-                      outputs, depth,  input_stride, output_stride};
-  const int64_t count = num_panels(outputs);
-  const bool small = 2 * num_tokens * outputs * depth < kParallelFlops;
-  const int threads = static_cast<int>(small ? 1 : std::min(num_threads, count));
-  Pieces pieces(linear, count, threads);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  pieces.work();
+void pagewire_linear(int32_t dtype, const float* input, const void* panels, const float* scales,
+                     const float* bias, float* output, int64_t num_tokens, int64_t outputs,
+                     int64_t depth, int64_t input_stride, int64_t output_stride,
+                     int64_t num_threads) {
+  const pagewire::Linear linear{input,      panels,  scales, bias,         output,
+                                num_tokens, outputs, depth,  input_stride, output_stride};
+  pagewire::with_type(dtype, [&]<typename T>(T*) { pagewire::run<T>(linear, num_threads); });
 }
 }

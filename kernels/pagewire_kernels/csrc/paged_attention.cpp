@@ -1,6 +1,6 @@
 // Paged attention on CPUs: decodes read keys and values in place through the block table, prefill
-// chunks pack a tile of them and multiply as small matrices. All sums are fp32, whatever the
-// element type.
+// chunks pack a tile of them and multiply as small matrices. Queries, sums and outputs are fp32,
+// whatever the caches' element type.
 //
 // A query row's arithmetic depends on its own position and context only: tiles start at multiples
 // of kTile from the sequence's start. So results are bit for bit the same alone, in a batch, and
@@ -71,8 +71,8 @@ void dispatch_width(const Layer& layer, const std::vector<Task>& tasks, int64_t 
 extern "C" {
 
 // See pagewire_kernels/cpu.py for shapes; head_dim is a multiple of 8.
-void pagewire_paged_attention(int32_t dtype, const void* query, const void* key_cache,
-                              const void* value_cache, void* output, const int32_t* query_starts,
+void pagewire_paged_attention(int32_t dtype, const float* query, const void* key_cache,
+                              const void* value_cache, float* output, const int32_t* query_starts,
                               const int32_t* context_lengths, const int32_t* block_tables,
                               int64_t num_sequences, int64_t num_decodes, int64_t query_stride,
                               int64_t table_width, int64_t block_size, int64_t num_heads,
@@ -90,16 +90,34 @@ void pagewire_paged_attention(int32_t dtype, const void* query, const void* key_
       return dispatch_width<bfloat16>(layer, tasks, num_threads);
     case DType::kHalf:
       return dispatch_width<half>(layer, tasks, num_threads);
+    case DType::kInt8:
+      return;  // not a cache's; the Python side refuses it
   }
 }
 
-// Copies rows of `row_bytes` bytes to their slots; strides in bytes.
-void pagewire_write_kv(const char* key, const char* value, char* key_cache, char* value_cache,
-                       const int64_t* slots, int64_t num_tokens, int64_t key_stride,
-                       int64_t value_stride, int64_t row_bytes) {
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    std::memcpy(key_cache + slots[t] * row_bytes, key + t * key_stride, row_bytes);
-    std::memcpy(value_cache + slots[t] * row_bytes, value + t * value_stride, row_bytes);
+// Stores fp32 rows of `size` elements, rounded to the caches' type, at their slots.
+void pagewire_write_kv(int32_t dtype, const float* key, const float* value, void* key_cache,
+                       void* value_cache, const int64_t* slots, int64_t num_tokens,
+                       int64_t key_stride, int64_t value_stride, int64_t size) {
+  const auto write = [&]<typename T>(T* keys, T* values) {
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      for (int64_t i = 0; i < size; ++i) {
+        pagewire::store_scalar(keys + slots[t] * size + i, key[t * key_stride + i]);
+        pagewire::store_scalar(values + slots[t] * size + i, value[t * value_stride + i]);
+      }
+    }
+  };
+  switch (static_cast<pagewire::DType>(dtype)) {
+    case pagewire::DType::kFloat:
+      return write(static_cast<float*>(key_cache), static_cast<float*>(value_cache));
+    case pagewire::DType::kBFloat16:
+      return write(static_cast<pagewire::bfloat16*>(key_cache),
+                   static_cast<pagewire::bfloat16*>(value_cache));
+    case pagewire::DType::kHalf:
+      return write(static_cast<pagewire::half*>(key_cache),
+                   static_cast<pagewire::half*>(value_cache));
+    case pagewire::DType::kInt8:
+      return;
   }
 }
 }

@@ -99,9 +99,9 @@ void prefill(const Layer& layer, const Task& task) {
   // Rows are token-major: row = token * group + head within the group.
   const int64_t offset = task.first_kv_head * dim;
   for (int64_t t = 0; t < task.num_tokens; ++t) {
-    const T* in = static_cast<const T*>(layer.query) +
-                  (task.first_token + t) * layer.query_stride + task.first_kv_head * group * dim;
-    load_query<T, 8>(in, group * dim, layer.scale, query + t * group * dim);
+    const float* in = layer.query + (task.first_token + t) * layer.query_stride +
+                      task.first_kv_head * group * dim;
+    load_query<8>(in, group * dim, layer.scale, query + t * group * dim);
   }
   std::fill(sums, sums + rows * dim, 0.0f);
   std::fill(best, best + rows, kMinusInfinity);
@@ -136,7 +136,7 @@ void prefill(const Layer& layer, const Task& task) {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t token = task.first_token + row / group;
     const int64_t head = task.first_kv_head * group + row % group;
-    T* out = static_cast<T*>(layer.output) + (token * layer.num_heads + head) * dim;
+    float* out = layer.output + (token * layer.num_heads + head) * dim;
     store_output(sums + row * dim, dim, total[row], out);
   }
 }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -16,8 +16,8 @@ constexpr int kWidth = 16;
 constexpr int kWidth = 8;
 #endif
 
-// Element types of caches and queries, as the Python side numbers them.
-enum class DType : int32_t { kFloat = 0, kBFloat16 = 1, kHalf = 2 };
+// Element types of weights and caches, as the Python side numbers them.
+enum class DType : int32_t { kFloat = 0, kBFloat16 = 1, kHalf = 2, kInt8 = 3 };
 struct bfloat16 {
   uint16_t bits;
 };
@@ -34,6 +34,7 @@ struct Vec {
   typedef uint32_t UInt __attribute__((vector_size(W * 4)));
   typedef uint16_t Short __attribute__((vector_size(W * 2)));
   typedef uint16_t ShortAt __attribute__((vector_size(W * 2), aligned(2), may_alias));
+  typedef int8_t ByteAt __attribute__((vector_size(W), aligned(1), may_alias));
 };
 
 template <int W>
@@ -56,7 +57,25 @@ inline FloatV<W> load(const bfloat16* p) {
   return (FloatV<W>)wide;
 }
 
+template <int W>
+inline FloatV<W> load(const int8_t* p) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (FloatV<W>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (W == 8) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return (FloatV<W>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+#endif
+  return __builtin_convertvector(*reinterpret_cast<const typename Vec<W>::ByteAt*>(p), FloatV<W>);
+}
+
 inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return x; }
 
 inline float to_float(bfloat16 x) {
   uint32_t bits = static_cast<uint32_t>(x.bits) << 16;

@@ -8,8 +8,11 @@ import torch.nn.functional as F
 
 from pagewire_kernels import ops
 from pagewire_kernels.cpu_dense import CpuDense
+from pagewire_kernels.dense import TorchDense
+from pagewire_kernels.quantization import Int8Weight, quantize_int8
 
 pytestmark = pytest.mark.usefixtures("built_kernels")
+KINDS = ["float32", "bfloat16", "float16", "int8"]
 
 
 @pytest.fixture
@@ -21,31 +24,60 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 13, 32, 96, 97, 200])
+def weight_of(kind: str, outputs: int, depth: int) -> torch.Tensor | Int8Weight:
+    weight = random(outputs, depth)
+    return quantize_int8(weight) if kind == "int8" else weight.to(getattr(torch, kind))
+
+
+def widened(weight: torch.Tensor | Int8Weight) -> torch.Tensor:
+    return weight.dequantized() if isinstance(weight, Int8Weight) else weight.float()
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 6, 7, 13, 32, 96, 97, 200])
 @pytest.mark.parametrize(("outputs", "depth"), [(64, 32), (1, 7), (50, 33), (257, 96), (16, 1)])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_equals_torch(
-    dense: CpuDense, tokens: int, outputs: int, depth: int, with_bias: bool
+    dense: CpuDense, tokens: int, outputs: int, depth: int, kind: str, with_bias: bool
 ) -> None:
-    hidden, weight = random(tokens, depth), random(outputs, depth)
+    hidden, weight = random(tokens, depth), weight_of(kind, outputs, depth)
     bias = random(outputs) if with_bias else None
     got = dense.linear(hidden, dense.pack(weight), bias)
-    expected = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    wide = widened(weight).double()
+    expected = F.linear(hidden.double(), wide, None if bias is None else bias.double())
     torch.testing.assert_close(got, expected.float(), atol=1e-5 * depth**0.5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_linear_gives_a_row_the_same_bits_in_any_batch(dense: CpuDense, threads: int) -> None:
-    weight = dense.pack(random(300, 576))
+def test_linear_gives_a_row_the_same_bits_in_any_batch(
+    dense: CpuDense, threads: int, kind: str
+) -> None:
+    weight, bias = dense.pack(weight_of(kind, 301, 576)), random(301)
     hidden = random(150, 576)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        together = dense.linear(hidden, weight)
-        for first, last in [(0, 1), (149, 150), (3, 10), (0, 32), (60, 130)]:
-            assert torch.equal(dense.linear(hidden[first:last], weight), together[first:last])
+        together = dense.linear(hidden, weight, bias)
+        for first, last in [(0, 1), (149, 150), (7, 9), (3, 10), (0, 17), (0, 32), (60, 130)]:
+            alone = dense.linear(hidden[first:last], weight, bias)
+            assert torch.equal(alone, together[first:last])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_what_is_not_finite_stays_in_its_row_and_shows_there(
+    dense: CpuDense, kind: str, tokens: int
+) -> None:
+    hidden = random(tokens, 64)
+    hidden[0, 5] = torch.nan
+    got = dense.linear(hidden, dense.pack(weight_of(kind, 33, 64)))
+    assert got[0].isnan().all()
+    assert got[1:].isfinite().all()
+    hidden[0, 5] = torch.inf
+    assert not dense.linear(hidden, dense.pack(weight_of(kind, 33, 64)))[0].isfinite().any()
 
 
 def test_linear_reads_strided_rows(dense: CpuDense) -> None:
@@ -59,6 +91,16 @@ def test_packed_rows_come_back_as_they_were(dense: CpuDense) -> None:
     weight = random(77, 50)
     rows = torch.tensor([76, 0, 16, 15, 76, 31])
     assert torch.equal(dense.unpack_rows(dense.pack(weight), rows), weight[rows])
+    for kind in KINDS:
+        narrow = weight_of(kind, 77, 50)
+        got = dense.unpack_rows(dense.pack(narrow), rows)
+        assert torch.equal(got, widened(narrow)[rows])
+        assert torch.equal(got, TorchDense().unpack_rows(narrow, rows).float())
+
+
+def test_what_is_packed_is_not_packed_again(dense: CpuDense) -> None:
+    packed = dense.pack(random(5, 6))
+    assert dense.pack(packed) is packed
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 576, 1001])
@@ -92,9 +134,13 @@ def test_silu_and_mul_equals_torch(dense: CpuDense, size: int) -> None:
 
 
 def test_other_tensors_are_refused(dense: CpuDense) -> None:
+    with pytest.raises(ValueError, match=r"not torch\.float64"):
+        dense.pack(random(8, 8).double())
     with pytest.raises(ValueError, match="float32 rows"):
-        dense.pack(random(8, 8).bfloat16())
+        dense.linear(random(8, 8).bfloat16(), dense.pack(random(8, 8)))
     with pytest.raises(ValueError, match="float32 rows"):
         dense.linear(random(8, 8).t(), dense.pack(random(8, 8)))
+    with pytest.raises(ValueError, match="float32 vectors"):
+        dense.linear(random(8, 8), dense.pack(random(8, 8)), random(8).bfloat16())
     with pytest.raises(ValueError, match="8 columns, the weight 9"):
         dense.linear(random(2, 8), dense.pack(random(4, 9)))

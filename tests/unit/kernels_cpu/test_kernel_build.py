@@ -74,6 +74,49 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing_behind(
     assert not list(nothing_built.rglob("*.so"))
 
 
+def test_a_processor_gets_the_best_level_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "_CPU_INFO", tmp_path / "cpuinfo")
+    v4, v3, base = build.X86_LEVELS
+    some = sorted(v4.features - {"avx512vl"})
+    for level, flags in [
+        (v4, [*sorted(v4.features), "amx_tile"]),
+        (v3, some),
+        (v3, sorted(v3.features)),
+        (base, sorted(v3.features - {"fma"})),
+        (base, []),
+    ]:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {' '.join(flags)}\n\n")
+        assert build.own_level() == level
+    assert len({build.library_path(level) for level in build.X86_LEVELS}) == 3
+
+
+@pytest.mark.usefixtures("built_kernels")
+@pytest.mark.parametrize("level", build.X86_LEVELS[1:], ids=lambda level: level.name)
+def test_lower_levels_compute_the_same(level: build.Level) -> None:
+    if not level.features <= build._features():
+        pytest.skip("not an x86 processor of this level")
+    path = build.build(level)
+    program = """if True:
+        import sys, torch
+        from pathlib import Path
+        from pagewire_kernels import cpu
+        cpu.library_path = lambda: Path(sys.argv[1])
+        from pagewire_kernels.cpu_dense import CpuDense
+        from pagewire_kernels.quantization import quantize_int8
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(30, 70, generator=generator)
+        weight = torch.randn(50, 70, generator=generator)
+        dense = CpuDense()
+        for narrow in (weight, weight.bfloat16(), weight.half(), quantize_int8(weight)):
+            wide = narrow.dequantized() if hasattr(narrow, "scales") else narrow.float()
+            torch.testing.assert_close(dense.linear(hidden, dense.pack(narrow)), hidden @ wide.t())
+        """
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+
+
 def test_the_command_line_reports_failure(nothing_built: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "pagewire_kernels.build"],

@@ -1,4 +1,8 @@
-"""Builds a model and fills every parameter exactly once."""
+"""Builds a model and fills every parameter exactly once.
+
+A layer is quantised and packed as soon as its last tensor has arrived. New parameters take no
+memory before they are written, so that at most one layer is held in two forms.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,12 @@ import torch
 from pagewire_engine.model_files import ModelDescription, ModelFiles
 from pagewire_engine.models.base import CausalLM, construction
 from pagewire_engine.models.errors import ModelFileError, building_from
-from pagewire_engine.models.layers import LMHead
+from pagewire_engine.models.layers import Layer, Linear, LMHead, MatrixLayer
 from pagewire_engine.models.registry import model_class
 from pagewire_engine.models.weight_loading.dummy_source import DummySource
 from pagewire_engine.models.weight_loading.safetensors_source import SafetensorsSource
 from pagewire_engine.models.weight_loading.sources import TensorSource
+from pagewire_kernels.dense import DenseBackend, TorchDense
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +34,19 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     dummy_seed: int | None = None,
+    dense: DenseBackend | None = None,
+    quantize: bool = False,
 ) -> CausalLM:
     """The model with its weights.
 
     Args:
         files: where it is.
         description: what it is.
-        dtype: of parameters and activations.
+        dtype: of parameters, and of what torch computes.
         device: where they live.
         dummy_seed: random weights of this seed instead of the files'.
+        dense: the kernels it shall compute with. Default: torch's.
+        quantize: round the weights of linears to int8.
 
     Raises:
         ModelFileError: a file is corrupt, or its tensors are not the ones the config asks for.
@@ -57,21 +66,28 @@ def load_model(
     if source is None:
         source = DummySource(model.checkpoint_tensors(), dummy_seed or 0)
     try:
-        fill(model, source)
+        fill(model, source, dense, quantize=quantize)
     finally:
         source.close()
     logger.info("weights loaded in %.1f s", time.monotonic() - started)
     return model.eval()
 
 
-def fill(model: CausalLM, source: TensorSource) -> None:
-    """Copies every tensor of the source to its place.
+def fill(
+    model: CausalLM,
+    source: TensorSource,
+    dense: DenseBackend | None = None,
+    *,
+    quantize: bool = False,
+) -> None:
+    """Copies every tensor of the source to its place; for the rest see load_model.
 
     Raises:
         ModelFileError: a tensor is missing, left over, given twice, or has another shape.
     """
     _untie_if_different(model, source)
     places = model.checkpoint_tensors()
+    unfinished = _Unfinished(model, dense or TorchDense(), quantize)
     filled: dict[str, str] = {}
     extra = []
     for name in source.names():
@@ -93,7 +109,41 @@ def fill(model: CausalLM, source: TensorSource) -> None:
             )
         source.read_into(name, place)
         filled[place_name] = name
+        # A view of a weight that is packed now would keep its memory.
+        del place
+        places[place_name] = torch.empty(0)
+        unfinished.filled(place_name)
     _check_complete(extra, [name for name in places if name not in filled])
+    model.use_kernels(unfinished.dense)
+
+
+class _Unfinished:
+    """Layers that wait for tensors; each is given its final form when it has them all."""
+
+    def __init__(self, model: CausalLM, dense: DenseBackend, quantize: bool) -> None:
+        self.dense = dense
+        self._shared = model.input_embedding() if model.lm_head.tied else None
+        self._quantize = quantize
+        self._layers: dict[str, Layer] = {}
+        self._waiting: dict[Layer, int] = {}
+        for path, layer in model.named_modules():
+            if isinstance(layer, Layer):
+                names = [name for name, _ in layer.checkpoint_tensors(path)]
+                self._layers.update(dict.fromkeys(names, layer))
+                self._waiting[layer] = len(names)
+
+    def filled(self, name: str) -> None:
+        layer = self._layers[name]
+        self._waiting[layer] -= 1
+        if self._waiting[layer]:
+            return
+        if self._quantize and isinstance(layer, MatrixLayer) and self._multiplies(layer):
+            layer.quantize()
+        layer.use_kernels(self.dense)
+
+    def _multiplies(self, layer: MatrixLayer) -> bool:
+        """An embedding is only looked up, unless the head shares it."""
+        return isinstance(layer, Linear | LMHead) or layer is self._shared
 
 
 def _place_name(model: CausalLM, name: str, places: dict[str, torch.Tensor]) -> str | None:
