@@ -48,8 +48,9 @@ class StepDriver:
         num_blocks: int = 128,
         chunk: int = 7,
         backend: str = "torch",
+        cache_dtype: torch.dtype = torch.float32,
     ) -> None:
-        cache = CacheEngine(model.kv_shape, num_blocks, block_size, torch.float32, CPU)
+        cache = CacheEngine(model.kv_shape, num_blocks, block_size, cache_dtype, CPU)
         for caches in (cache.key_caches, cache.value_caches):
             for tensor in caches:
                 tensor.fill_(float("nan"))  # what was never written must never be read

@@ -50,6 +50,7 @@ class Worker:
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
         self._dtype = _dtype(config.dtype, self._description, self._device)
+        self._cache_dtype = _DTYPES.get(config.kv_cache_dtype, self._dtype)
         head_dim = head_dim_of(self._description.hf_config)
         self._kernels = Kernels(config.attention_backend, self._device, head_dim)
         self._model = self._load_model(files)
@@ -58,7 +59,7 @@ class Worker:
         self._max_model_len = self._longest_sequence()
         self._runner = self._new_runner(self._allocate_cache())
         logger.info(
-            "%s in %s on %s, %s attention, %d KV blocks of %d tokens and %d in host memory, "
+            "%s in %s on %s, %s attention, %d KV blocks of %d tokens in %s and %d in host memory, "
             "sequences up to %d tokens",
             self._description.architecture,
             str(self._dtype).removeprefix("torch."),
@@ -66,6 +67,7 @@ class Worker:
             self._kernels.attention.name,
             self._num_blocks,
             config.block_size,
+            str(self._cache_dtype).removeprefix("torch."),
             self._num_cpu_blocks,
             self._max_model_len,
         )
@@ -176,7 +178,7 @@ class Worker:
         return num_blocks
 
     def _block_bytes(self) -> int:
-        return bytes_per_block(self._model.kv_shape, self._config.block_size, self._dtype)
+        return bytes_per_block(self._model.kv_shape, self._config.block_size, self._cache_dtype)
 
     def _most_running_blocks(self) -> int:
         """What the most running sequences need at their longest."""
@@ -241,7 +243,7 @@ class Worker:
             self._model.kv_shape,
             num_blocks,
             self._config.block_size,
-            self._dtype,
+            self._cache_dtype,
             self._device,
             num_cpu_blocks,
         )

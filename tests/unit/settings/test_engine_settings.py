@@ -10,10 +10,12 @@ import pytest
 from pagewire.config import EngineConfig
 from pagewire.errors import InvalidArgumentError
 from pagewire.settings import SettingsError, build_parser, load_settings, parse_settings
+from pagewire_engine.build import assemble_engine
 from pagewire_frontend.engine_client import in_process
 from pagewire_frontend.llm import LLM
 from pagewire_frontend.serve_plan import make_plan, make_services
 from pagewire_frontend.serve_settings import ServeSettings
+from tests.fakes.fake_executor import FakeExecutor
 
 GIB = 1 << 30
 # Field, as text, and what the engine gets.
@@ -26,6 +28,7 @@ SETTINGS: list[tuple[str, str, Any]] = [
     ("num_gpu_blocks_override", "12", 12),
     ("kv_cache_memory", "3GiB", 3 * GIB),
     ("kv_cache_memory", "1000", 1000),
+    ("kv_cache_dtype", "bfloat16", "bfloat16"),
     ("swap_space", "0", 0),
     ("swap_space", "1.5 GiB", 3 * GIB // 2),
     ("preemption_mode", "recompute", "recompute"),
@@ -96,6 +99,25 @@ def test_serve_hands_it_to_its_engine(field: str, text: str, value: Any) -> None
     engine, _ = make_services(make_plan(settings, lambda: "m"))[:2]
     command = list(engine.command)
     assert getattr(parse(*command[command.index("-m") + 2 :]), field) == value
+
+
+def test_the_scheduler_gets_the_settings_and_what_the_worker_found() -> None:
+    config = parse(
+        "m",
+        "--max-num-seqs=7",
+        "--max-num-batched-tokens=64",
+        "--max-waiting-requests=5",
+        "--preemption-mode=swap",
+        "--no-enable-prefix-caching",
+    )
+    executor = FakeExecutor(num_blocks=12, block_size=8, num_cpu_blocks=3, max_model_len=90)
+    settings = assemble_engine(executor, config, ()).settings
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (7, 64)
+    assert settings.max_waiting_requests == 5
+    assert (settings.num_blocks, settings.block_size, settings.max_model_len) == (12, 8, 90)
+    assert (settings.num_cpu_blocks, settings.preemption_mode) == (3, "swap")
+    assert not settings.enable_prefix_caching
+    assert assemble_engine(executor, parse("m"), ()).settings.max_num_batched_tokens == 512
 
 
 @pytest.mark.parametrize("text", ["-1", "4 parsecs", "much"])

@@ -16,8 +16,10 @@ SHAPE = KVShape(num_layers=3, num_kv_heads=2, head_dim=4)
 BLOCK_SIZE = 5
 
 
-def _filled(num_blocks: int, num_cpu_blocks: int = 0) -> CacheEngine:
-    cache = CacheEngine(SHAPE, num_blocks, BLOCK_SIZE, torch.float32, CPU, num_cpu_blocks)
+def _filled(
+    num_blocks: int, num_cpu_blocks: int = 0, dtype: torch.dtype = torch.float32
+) -> CacheEngine:
+    cache = CacheEngine(SHAPE, num_blocks, BLOCK_SIZE, dtype, CPU, num_cpu_blocks)
     for tensor in [*cache.key_caches, *cache.value_caches]:
         tensor.copy_(torch.randn(tensor.shape))
     return cache
@@ -41,13 +43,14 @@ def test_bytes_of_a_block_are_what_the_pool_takes() -> None:
     assert taken == 6 * bytes_per_block(SHAPE, 5, torch.bfloat16)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("blocks_of_buffer", [1, 2, 100])
 def test_blocks_come_back_from_host_memory_bit_by_bit(
-    monkeypatch: pytest.MonkeyPatch, blocks_of_buffer: int
+    monkeypatch: pytest.MonkeyPatch, blocks_of_buffer: int, dtype: torch.dtype
 ) -> None:
-    block_bytes = bytes_per_block(SHAPE, BLOCK_SIZE, torch.float32)
+    block_bytes = bytes_per_block(SHAPE, BLOCK_SIZE, dtype)
     monkeypatch.setattr(cache_engine, "_STAGING_BYTES", blocks_of_buffer * block_bytes)
-    cache = _filled(8, num_cpu_blocks=6)
+    cache = _filled(8, num_cpu_blocks=6, dtype=dtype)
     before = _contents(cache)
     cache.swap_out([(7, 0), (1, 1), (2, 2), (5, 5), (0, 3)])
     for tensor in [*cache.key_caches, *cache.value_caches]:

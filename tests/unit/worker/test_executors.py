@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -32,9 +33,14 @@ PARAMS = SamplingParams(
 )
 
 
-def _config(folder: Path) -> EngineConfig:
+def _config(folder: Path, kv_cache_dtype: Literal["auto", "bfloat16"] = "auto") -> EngineConfig:
     return EngineConfig(
-        model=str(folder), device="cpu", block_size=4, num_gpu_blocks_override=40, num_threads=1
+        model=str(folder),
+        device="cpu",
+        block_size=4,
+        num_gpu_blocks_override=40,
+        num_threads=1,
+        kv_cache_dtype=kv_cache_dtype,
     )
 
 
@@ -99,11 +105,20 @@ def _decode_after(executor: Executor, *steps: StepPlan, table: list[int]) -> Sam
     return token
 
 
-@pytest.mark.parametrize("kind", [SingleProcessExecutor, MultiProcessExecutor])
+@pytest.mark.parametrize(
+    ("kind", "kv_cache_dtype"),
+    [
+        (SingleProcessExecutor, "auto"),
+        (SingleProcessExecutor, "bfloat16"),
+        (MultiProcessExecutor, "bfloat16"),
+    ],
+)
 def test_a_swapped_sequence_goes_on_bit_by_bit_as_if_it_had_stayed(
-    kind: type[SingleProcessExecutor | MultiProcessExecutor], tiny_llama: Path
+    kind: type[SingleProcessExecutor | MultiProcessExecutor],
+    kv_cache_dtype: Literal["auto", "bfloat16"],
+    tiny_llama: Path,
 ) -> None:
-    config = _config(tiny_llama)
+    config = _config(tiny_llama, kv_cache_dtype)
     executor = kind(config, resolve_model(config))
     # Another prompt takes its blocks in the very step that swaps it out.
     other = NewSequence(2, 0, 6, list(range(30, 40)), [], PARAMS)

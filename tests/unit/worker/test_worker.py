@@ -163,6 +163,15 @@ def test_a_backend_that_cannot_do_the_heads_says_so(
         _worker(tmp_path, attention_backend="torch")
 
 
+def test_a_cache_of_smaller_numbers_holds_more_blocks(tiny_llama: Path) -> None:
+    memory = 40 * 4 * TOKEN_BYTES
+    settings = {"kv_cache_memory": memory, "swap_space": memory, "max_model_len": 64}
+    info = _worker(tiny_llama, kv_cache_dtype="bfloat16", **settings).info()
+    assert (info.num_blocks, info.num_cpu_blocks, info.dtype) == (80, 80, "float32")
+    info = _worker(tiny_llama, kv_cache_dtype="float32", dtype="bfloat16", **settings).info()
+    assert (info.num_blocks, info.num_cpu_blocks, info.dtype) == (40, 40, "bfloat16")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_runs(tiny_llama: Path, dtype: str) -> None:
     worker = _worker(tiny_llama, dtype=dtype, num_gpu_blocks_override=64)
