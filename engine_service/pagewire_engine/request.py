@@ -219,6 +219,11 @@ class Request:
         return len(self.live)
 
     @property
+    def fair_order(self) -> tuple[int, int, int]:
+        """Sort key among tenants: priority, then what its tenant has been served, then arrival."""
+        return (self.order[0], self.account.service, self.order[1])
+
+    @property
     def leader(self) -> Sequence:
         """The sequence that computes the prompt for all: one that waits for its first token."""
         return next((s for s in self.live if not s.output_token_ids), self.live[0])

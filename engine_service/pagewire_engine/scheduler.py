@@ -13,6 +13,7 @@ from typing import Literal
 
 from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaustedError
 from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
+from pagewire_engine.fair_share import Amount, TenantShares
 from pagewire_engine.request import BeamChange, Request, RequestStatus, Sequence
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.tenant_accounts import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
@@ -24,6 +25,9 @@ _HAS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.SWAPPED)
 
 # A preemption is worth a line; a storm of them is not worth a line each.
 _PREEMPTIONS_PER_WARNING = 50
+_TOO_FEW_BLOCKS = "there are not enough free KV blocks for all running requests"
+# How far a tenant that was idle may be behind the others: so many full steps.
+_BURST_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,10 @@ class _Draft:
         self.preempted = False
         self.failures: list[tuple[Request, PagewireError]] = []
 
+    def requests(self) -> set[Request]:
+        """Those that have a part in the step: they can't be preempted any more."""
+        return {s.request for s in self.decodes.sequences + self.prefills.sequences}
+
 
 class Scheduler:
     """Three queues, each in order of priority, then arrival.
@@ -146,7 +154,7 @@ class Scheduler:
             num_cpu_blocks=settings.num_cpu_blocks,
             enable_prefix_caching=settings.enable_prefix_caching,
         )
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(burst=_BURST_STEPS * settings.max_num_batched_tokens)
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self.num_preemptions = 0
@@ -224,6 +232,8 @@ class Scheduler:
     def schedule(self, step: int) -> Schedule:
         """Chooses the tokens of a step, and gives them their slots."""
         draft = _Draft(self.settings.max_num_batched_tokens, self._count_decodes())
+        if not self.swapped:
+            self._admit_ahead(draft)
         self._schedule_running(draft)
         if not draft.preempted:
             self._swap_in(draft)
@@ -261,10 +271,18 @@ class Scheduler:
         return num_decodes
 
     def _schedule_running(self, draft: _Draft) -> None:
-        position = 0
-        while position < len(self.running):
-            if self._schedule_request(draft, self.running[position]):
-                position += 1
+        """Decodes in their order, then prefills in that of the waiting queue: a tenant's long
+        prompt takes turns with the prompts of others."""
+        left = self.running
+        if scheduled := draft.requests():
+            left = [request for request in left if request not in scheduled]
+        decodes = [request for request in left if not request.is_prefilling]
+        prefills = [request for request in left if request.is_prefilling]
+        prefills.sort(key=_fair_order)
+        for request in decodes + prefills:
+            # Those before it may have taken its blocks.
+            if request.status is RequestStatus.RUNNING:
+                self._schedule_request(draft, request)
 
     def _swap_in(self, draft: _Draft) -> None:
         """Lets swapped requests go on. Not in a step that preempts: what comes in would go out."""
@@ -295,12 +313,49 @@ class Scheduler:
     def _num_running_seqs(self) -> int:
         return sum(request.most_sequences for request in self.running)
 
+    def _admit_ahead(self, draft: _Draft) -> None:
+        """Lets requests start, before what runs is scheduled, of tenants that hold less than their
+        share: in the place of other tenants' requests, or only before their prefills."""
+        while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
+            if all(each.tenant == request.tenant for each in self.running):
+                return
+            status = self._can_start(request, self._num_running_seqs())
+            if status is AllocStatus.LATER:
+                for victim in self._places_for(request, draft):
+                    self._recompute(victim, "another tenant holds less than its share")
+                    draft.preempted = True
+                status = self._can_start(request, self._num_running_seqs())
+            elif not self._overtakes(request):
+                return
+            if status is not AllocStatus.OK:
+                return
+            self.waiting.remove(request)
+            self._start(draft, request)
+
+    def _overtakes(self, request: Request) -> bool:
+        prefills = [each.fair_order for each in self.running if each.is_prefilling]
+        return bool(prefills) and request.fair_order < min(prefills)
+
+    def _places_for(self, request: Request, draft: _Draft) -> list[Request]:
+        """Running requests of other tenants in whose place a waiting one may start."""
+        shares = self._tenant_shares()
+        blocks, settings = self.blocks, self.settings
+        watermark = int(settings.watermark * settings.num_blocks)
+        free = Amount(
+            settings.max_num_seqs - self._num_running_seqs(),
+            blocks.num_available_blocks - watermark,
+        )
+        return shares.places_for(request, free, draft.requests())
+
+    def _tenant_shares(self) -> TenantShares:
+        settings = self.settings
+        total = Amount(settings.max_num_seqs, settings.num_blocks)
+        return TenantShares(self.running, total, settings.block_size)
+
     def _admit_waiting(self, draft: _Draft) -> None:
         num_seqs = self._num_running_seqs()
         while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
-            if num_seqs + request.most_sequences > self.settings.max_num_seqs:
-                return
-            status = self.blocks.can_allocate(request, pool_is_idle=not self.running)
+            status = self._can_start(request, num_seqs)
             if status is AllocStatus.LATER:
                 return
             if status is AllocStatus.NEVER:
@@ -309,6 +364,11 @@ class Scheduler:
             self.waiting.remove(request)
             self._start(draft, request)
             num_seqs += request.most_sequences
+
+    def _can_start(self, request: Request, num_seqs: int) -> AllocStatus:
+        if num_seqs + request.most_sequences > self.settings.max_num_seqs:
+            return AllocStatus.LATER
+        return self.blocks.can_allocate(request, pool_is_idle=not self.running)
 
     def _start(self, draft: _Draft, request: Request) -> None:
         """Moves an admitted request to `running`, with its first chunk of prefill."""
@@ -322,8 +382,8 @@ class Scheduler:
         self._schedule_request(draft, request)
 
     def _schedule_request(self, draft: _Draft, request: Request) -> bool:
-        """Schedules what can be computed of a running request, preempting from the end of
-        `running` where blocks lack. Returns whether the request is still running."""
+        """Schedules what can be computed of a running request, preempting others where
+        blocks lack. Returns whether the request is still running."""
         share = draft.prefills if request.is_prefilling else draft.decodes
         alone = request.leader_alone
         sequences: list[Sequence] = []
@@ -368,25 +428,20 @@ class Scheduler:
                 beam.num_output_told += 1
 
     def _entry(self, sequence: Sequence, num_tokens: int, samples: bool) -> ScheduledSequence:
-        """The sequence's part of the plan, with the end of its block table that is news."""
+        """The sequence's part of the plan, with the end of its block table that is news. Its tenant
+        is charged for it here."""
         start, told = sequence.num_computed_tokens, sequence.num_blocks_told
         sequence.num_blocks_told = self.blocks.blocks_for(start + num_tokens)
         new_blocks = self.blocks.block_table(sequence)[told : sequence.num_blocks_told]
-        sample_for = sequence.request.sampled_with(sequence) if samples else ()
-        self._charge(sequence, start + num_tokens, len(sample_for))
+        request = sequence.request
+        sample_for = request.sampled_with(sequence) if samples else ()
+        request.account.service += OUTPUT_TOKEN_COST * len(sample_for)
+        if request.is_prefilling:
+            num_new = start + num_tokens - max(start, sequence.num_paid_tokens)
+            request.account.service += PROMPT_TOKEN_COST * max(0, num_new)
         return ScheduledSequence(
             sequence.sequence_id, start, num_tokens, told, new_blocks, sample_for
         )
-
-    def _charge(self, sequence: Sequence, end: int, num_outputs: int) -> None:
-        """Counts what is computed of a sequence up to `end` as its tenant's, but not twice what has
-        to be computed again after a preemption."""
-        request = sequence.request
-        cost = OUTPUT_TOKEN_COST * num_outputs
-        if request.is_prefilling:
-            start = max(sequence.num_computed_tokens, sequence.num_paid_tokens)
-            cost += PROMPT_TOKEN_COST * max(0, end - start)
-        request.account.service += cost
 
     def _finish(self, draft: _Draft, step: int) -> Schedule:
         plan = StepPlan(step)
@@ -414,14 +469,18 @@ class Scheduler:
     # -- preemption --------------------------------------------------------------------------
 
     def _make_room(self, draft: _Draft, copies: list[tuple[int, int]]) -> Request:
-        """Takes the blocks of the last running request: it is preempted, or fails when it had
-        the pool for itself. Returns it.
+        """Takes the blocks of a running request that the step has no part for yet: of the least
+        urgent priority, the latest of the tenant that holds most. It is preempted, or fails when
+        it had the pool for itself. Returns it.
 
         Args:
             copies: copy-on-write that the request being scheduled waits for; if it is the victim,
                 they are not going to happen.
         """
-        victim = self.running[-1]
+        scheduled = draft.requests()
+        victim = self._tenant_shares().first_to_yield(
+            request for request in self.running if request not in scheduled
+        )
         if len(self.running) == 1 and not self.swapped:
             self._fail_for_blocks(draft, victim)
             return victim
@@ -445,14 +504,16 @@ class Scheduler:
         request.status = RequestStatus.SWAPPED
         insort(self.swapped, request, key=_order)
         self.num_swaps += 1
-        self._count_preemption(request, "swap")
+        self._count_preemption(request, "swap", _TOO_FEW_BLOCKS)
 
-    def _recompute(self, request: Request) -> None:
+    def _recompute(self, request: Request, cause: str = _TOO_FEW_BLOCKS) -> None:
         """Drops a request's blocks; its tokens will be computed again."""
         was_swapped = request.status is RequestStatus.SWAPPED
         self.remove(request)
         for sequence in request.live:
-            sequence.num_paid_tokens = max(sequence.num_paid_tokens, sequence.num_computed_tokens)
+            # What it has produced was paid for as output.
+            paid = sequence.num_tokens if sequence.is_decoding else sequence.num_computed_tokens
+            sequence.num_paid_tokens = max(sequence.num_paid_tokens, paid)
             sequence.num_computed_tokens = 0
             sequence.num_blocks_told = 0
             sequence.num_output_told = None
@@ -462,19 +523,19 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.waiting.add(request)
         if not was_swapped:
-            self._count_preemption(request, "recompute")
+            self._count_preemption(request, "recompute", cause)
 
-    def _count_preemption(self, request: Request, how: str) -> None:
+    def _count_preemption(self, request: Request, how: str, cause: str) -> None:
         request.num_preemptions += 1
         self.num_preemptions += 1
         if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
             logger.warning(
-                "Request %s is preempted by %s because there are not enough free KV blocks for all "
-                "running requests. This lengthens its answer time. Give the KV cache more memory "
-                "(--kv-cache-memory, --gpu-memory-utilization) or run fewer sequences at a time "
-                "(--max-num-seqs). Preemptions since start: %d.",
+                "Request %s is preempted by %s because %s. This lengthens its answer time. Give "
+                "the KV cache more memory (--kv-cache-memory, --gpu-memory-utilization) or run "
+                "fewer sequences at a time (--max-num-seqs). Preemptions since start: %d.",
                 request.request_id,
                 how,
+                cause,
                 self.num_preemptions,
             )
 
@@ -500,6 +561,10 @@ def _introduced(sequence: Sequence) -> NewSequence:
         output_token_ids=list(sequence.output_token_ids),
         sampling_params=request.sampling_params,
     )
+
+
+def _fair_order(request: Request) -> tuple[int, int, int]:
+    return request.fair_order
 
 
 def _pool_too_small(what: str, settings: SchedulerSettings) -> str:

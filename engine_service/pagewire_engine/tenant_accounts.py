@@ -34,9 +34,16 @@ class TenantAccount:
 
 
 class TenantAccounts:
-    """The accounts of the tenants whose requests wait, and of those that may come back."""
+    """The accounts of the tenants whose requests wait, and of those that may come back.
 
-    def __init__(self) -> None:
+    Args:
+        burst: what a tenant that comes back may be behind the others, in prompt tokens. The paper
+            has none; but then a tenant far below its share that sends two requests at a time has to
+            wait with the second until a flood has been served as much as the first was.
+    """
+
+    def __init__(self, burst: int = 0) -> None:
+        self._burst = burst
         self._waiting: dict[str, TenantAccount] = {}
         self._idle: dict[str, TenantAccount] = {}
         self._last_to_leave: TenantAccount | None = None
@@ -54,13 +61,14 @@ class TenantAccounts:
     def enter(self, tenant: str) -> TenantAccount:
         """Counts one more waiting request of a tenant, and returns its account.
 
-        A tenant that had none waiting gets no credit for that time: its counter is lifted to the
-        least of those that wait or, where none does, to that of the last one that did.
+        A tenant that had none waiting gets no credit for that time but for `burst`: its counter is
+        lifted to the least of those that wait or, where none does, to that of the last one that
+        did.
         """
         account = self._waiting.get(tenant)
         if account is None:
             account = self._idle.pop(tenant, None) or TenantAccount(tenant)
-            account.service = max(account.service, self._floor())
+            account.service = max(account.service, self._floor() - self._burst)
             self._waiting[tenant] = account
         account.num_waiting += 1
         return account

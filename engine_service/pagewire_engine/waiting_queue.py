@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 from pagewire_engine.request import Request
-from pagewire_engine.tenant_accounts import TenantAccount, TenantAccounts
+from pagewire_engine.tenant_accounts import TenantAccounts
 
 _Key = tuple[int, int, int]
 _Entry = tuple[_Key, int, "_Line"]
@@ -22,17 +22,15 @@ class _Line:
     anywhere. To move the rest of a few thousand takes a microsecond.
     """
 
-    __slots__ = ("account", "entry", "priority", "requests")
+    __slots__ = ("entry", "requests")
 
-    def __init__(self, priority: int, account: TenantAccount) -> None:
-        self.priority = priority
-        self.account = account
+    def __init__(self) -> None:
         self.requests: list[Request] = []
         self.entry: _Entry | None = None
 
     def key(self) -> _Key:
         """By what its head competes with those of other lines."""
-        return (self.priority, self.account.service, self.requests[0].order[1])
+        return self.requests[0].fair_order
 
 
 class WaitingQueue:
@@ -42,10 +40,13 @@ class WaitingQueue:
     No operation takes longer for the requests that wait: `head` finds the next of k tenants in
     O(log k), amortised. The engine's thread changes the queue; `len`, `num_waiting` and
     `num_tenants` may be read from any thread.
+
+    Args:
+        burst: see `TenantAccounts`.
     """
 
-    def __init__(self) -> None:
-        self._accounts = TenantAccounts()
+    def __init__(self, burst: int = 0) -> None:
+        self._accounts = TenantAccounts(burst)
         self._lines: dict[tuple[int, str], _Line] = {}
         # Keys only ever grow while a line stands still, so an entry that is out of date is too
         # early, and is put right when it comes to the top.
@@ -61,7 +62,7 @@ class WaitingQueue:
         request.account = self._accounts.enter(request.tenant)
         line = self._lines.get((priority, request.tenant))
         if line is None:
-            line = self._lines[priority, request.tenant] = _Line(priority, request.account)
+            line = self._lines[priority, request.tenant] = _Line()
         insort(line.requests, request, key=_order)
         if line.requests[0] is request:
             self._push(line)

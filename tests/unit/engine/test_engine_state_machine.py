@@ -21,6 +21,7 @@ STOP_ID = 2
 POISON = 39
 # Most begin like others: they share cached blocks.
 BEGINNINGS: tuple[list[int], ...] = ([], [7] * 4, [7] * 9, [7] * 4 + [8] * 5, list(range(10, 18)))
+TENANTS = st.sampled_from(["", "a", "b"])
 PROMPTS = st.builds(
     lambda beginning, rest: (beginning + rest)[:14],
     st.sampled_from(BEGINNINGS),
@@ -92,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         seed=st.integers(0, 3),
         priority=st.integers(0, 2),
+        tenant=TENANTS,
         ignore_eos=st.booleans(),
         min_tokens=st.integers(0, 1),
         prompt_logprobs=st.sampled_from([None, 1]),
@@ -107,6 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
         temperature: float,
         seed: int,
         priority: int,
+        tenant: str,
         ignore_eos: bool,
         min_tokens: int,
         prompt_logprobs: int | None,
@@ -122,6 +125,7 @@ class EngineMachine(RuleBasedStateMachine):
             temperature=temperature,
             seed=seed,
             priority=priority,
+            tenant=tenant,
             ignore_eos=ignore_eos,
             stop_token_ids=[STOP_ID],
             min_tokens=min_tokens,
@@ -133,12 +137,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.expected[request.request_id] = Expected(request)
 
     @rule(
-        prompts=st.lists(PROMPTS, min_size=2, max_size=4), temperature=st.sampled_from([0.0, 1.0])
+        prompts=st.lists(PROMPTS, min_size=2, max_size=4),
+        tenant=TENANTS,
+        temperature=st.sampled_from([0.0, 1.0]),
     )
-    def add_more_than_fits(self, prompts: list[list[int]], temperature: float) -> None:
+    def add_more_than_fits(self, prompts: list[list[int]], tenant: str, temperature: float) -> None:
         for prompt in prompts:
             request_id = str(len(self.expected))
-            request = submission(request_id, prompt, max_tokens=12, temperature=temperature)
+            request = submission(
+                request_id, prompt, tenant=tenant, max_tokens=12, temperature=temperature
+            )
             self.harness.add(request)
             self.expected[request_id] = Expected(request)
 

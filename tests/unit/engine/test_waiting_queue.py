@@ -102,6 +102,16 @@ def test_idle_time_gives_no_credit_where_nobody_waited_in_between() -> None:
     assert starts(queue, 6) == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_burst_of_a_tenant_that_was_idle_goes_first_as_far_as_it_may() -> None:
+    queue = WaitingQueue(burst=200)
+    for n in range(20):
+        queue.add(request(n, "busy"))
+    starts(queue, 10, cost=100)
+    for n in range(20, 30):
+        queue.add(request(n, "idle so far"))
+    assert starts(queue, 6, cost=100) == [20, 21, 10, 22, 11, 23]
+
+
 def test_a_debt_outlives_an_empty_line() -> None:
     queue = queue_of(request(0, "spender"), *(request(n, "b") for n in range(1, 6)))
     start(queue, 35)
