@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 
-from pagewire.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
+from pagewire.v1 import inference_pb2, inference_pb2_grpc, operations_pb2_grpc, sampling_pb2
+from tests.ui.fake_observability import FakeObservability
 
 
 class FakeInference(inference_pb2_grpc.InferenceServicer):
@@ -24,7 +25,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         cancelled: set when the client cancelled a call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observability: FakeObservability | None = None) -> None:
+        self._observability = observability
         self.requests: list[inference_pb2.ChatRequest] = []
         self.cancelled = threading.Event()
         self._server: grpc.Server | None = None
@@ -33,6 +35,10 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         """Listens on loopback; the port."""
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
         inference_pb2_grpc.add_InferenceServicer_to_server(self, self._server)
+        if self._observability is not None:
+            operations_pb2_grpc.add_ObservabilityServicer_to_server(
+                self._observability, self._server
+            )
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()
         return bound

@@ -14,7 +14,7 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 
 # A page can't draw faster than people see; tokens that come meanwhile are shown together.
 _REDRAW_S = 0.04
-_CHANNEL_OPTIONS = [
+CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.max_receive_message_length", 64 << 20),
@@ -73,7 +73,7 @@ class ChatClient:
             target: HOST:PORT of the frontend's gRPC API. It need not be up yet.
         """
         self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     async def model_name(self) -> str | None:

@@ -1,4 +1,5 @@
-"""The chat page: a conversation, the sampling controls beside it, counts beneath it."""
+"""The chat page: a conversation, the sampling controls beside it, counts beneath it; and, where the
+server allows it, a look at the engine."""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ from typing import Any
 import gradio as gr
 
 from pagewire_ui.chat_client import ChatClient, ChatProgress, ChatSettings
+from pagewire_ui.engine_view import CSS as ENGINE_CSS
+from pagewire_ui.engine_view import draw
+from pagewire_ui.engine_watch import EngineWatch
 
 Message = dict[str, Any]
+
+_ENGINE_REFRESH_S = 1.0
 
 # System fonts: the page must not ask anything of any other host.
 _THEME = gr.themes.Default(
@@ -31,6 +37,8 @@ _CSS = """
 .gradio-container { max-width: none !important; }
 #conversation { border-width: 0 !important; }
 #conversation .bubble-wrap { max-width: 56rem; margin: 0 auto; width: 100%; }
+#tabs.alone > .tab-wrapper { display: none; }
+#tabs:not(.alone) #conversation { height: calc(100vh - 215px) !important; }
 #conversation .placeholder { text-align: center; }
 #status, #message { max-width: 56rem; margin: 0 auto; width: 100%; }
 .sidebar .form { background: transparent; border: none; box-shadow: none; }
@@ -62,8 +70,9 @@ _ENDINGS = {
 class ChatPage:
     """Draws the page and answers its events; one object serves all visitors."""
 
-    def __init__(self, client: ChatClient) -> None:
+    def __init__(self, client: ChatClient, watch: EngineWatch) -> None:
         self._client = client
+        self._watch = watch
         # The stop signal of each visitor's running answer, by Gradio's session.
         self._running: dict[str, asyncio.Event] = {}
 
@@ -94,29 +103,34 @@ class ChatPage:
                     elem_id="max-tokens",
                 )
                 seed = gr.Textbox(label="Seed", placeholder="a new one each time", elem_id="seed")
-            chat = gr.Chatbot(
-                elem_id="conversation",
-                show_label=False,
-                layout="bubble",
-                height="calc(100vh - 165px)",
-                placeholder=_PLACEHOLDER,
-                buttons=["copy"],
-                reasoning_tags=[("<think>", "</think>")],
-                allow_file_downloads=False,
-            )
-            status = gr.HTML("", elem_id="status")
-            box = gr.Textbox(
-                show_label=False,
-                container=False,
-                placeholder="Message the model. Enter sends, Shift+Enter makes a new line.",
-                lines=1,
-                max_lines=8,
-                autofocus=True,
-                submit_btn=True,
-                stop_btn=False,
-                elem_id="message",
-            )
+            with gr.Tabs(elem_id="tabs", elem_classes="alone") as tabs:
+                with gr.Tab("Chat", id="chat") as chat_tab:
+                    chat = gr.Chatbot(
+                        elem_id="conversation",
+                        show_label=False,
+                        layout="bubble",
+                        height="calc(100vh - 165px)",
+                        placeholder=_PLACEHOLDER,
+                        buttons=["copy"],
+                        reasoning_tags=[("<think>", "</think>")],
+                        allow_file_downloads=False,
+                    )
+                    status = gr.HTML("", elem_id="status")
+                    box = gr.Textbox(
+                        show_label=False,
+                        container=False,
+                        placeholder="Message the model. Enter sends, Shift+Enter makes a new line.",
+                        lines=1,
+                        max_lines=8,
+                        autofocus=True,
+                        submit_btn=True,
+                        stop_btn=False,
+                        elem_id="message",
+                    )
+                with gr.Tab("Engine", id="engine-tab", visible=False) as engine_tab:
+                    engine = gr.HTML("", elem_id="engine")
             clock = gr.Timer(2.0)
+            engine_clock = gr.Timer(_ENGINE_REFRESH_S, active=False)
 
             private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
             controls = [system_prompt, temperature, top_p, max_tokens, seed]
@@ -133,8 +147,14 @@ class ChatPage:
             new_chat.click(self._new_chat, outputs=[chat, status], queue=False, **private)
             # Until the server answers; then the clock stops.
             page.load(None, js=_CLOSE_CONTROLS_ON_A_PHONE, **private)
-            page.load(self._look_for_model, outputs=[head, clock], queue=False, **private)
-            clock.tick(self._look_for_model, outputs=[head, clock], queue=False, **private)
+            found = [head, clock, tabs, engine_tab]
+            page.load(self._look_for_model, outputs=found, queue=False, **private)
+            clock.tick(self._look_for_model, outputs=found, queue=False, **private)
+            # The engine is looked at only while somebody looks.
+            shown = [engine, engine_clock]
+            engine_tab.select(self._show_engine, outputs=shown, queue=False, **private)
+            engine_clock.tick(self._draw_engine, outputs=[engine], queue=False, **private)
+            chat_tab.select(_leave_engine, outputs=[engine_clock], queue=False, **private)
             page.unload(self._stop)
         return page
 
@@ -191,9 +211,26 @@ class ChatPage:
         await self._stop(request)
         return [], ""
 
-    async def _look_for_model(self) -> tuple[str, gr.Timer]:
+    async def _look_for_model(self) -> tuple[str, gr.Timer, Any, Any]:
         name = await self._client.model_name()
-        return _head(name), gr.Timer(active=name is None)
+        allowed = await self._watch.is_allowed() if name is not None else None
+        waits = name is None or allowed is None
+        return (
+            _head(name),
+            gr.Timer(active=waits),
+            gr.Tabs(elem_classes="" if allowed else "alone"),
+            gr.Tab(visible=bool(allowed)),
+        )
+
+    async def _draw_engine(self) -> str:
+        return draw(await self._watch.look())
+
+    async def _show_engine(self) -> tuple[str, gr.Timer]:
+        return await self._draw_engine(), gr.Timer(active=True)
+
+
+def _leave_engine() -> gr.Timer:
+    return gr.Timer(active=False)
 
 
 def _whole_number(label: str, text: str) -> int | None:
@@ -262,4 +299,4 @@ def theme() -> gr.Theme:
 
 def css() -> str:
     """The page's own style sheet."""
-    return _CSS
+    return _CSS + ENGINE_CSS

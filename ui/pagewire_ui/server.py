@@ -18,6 +18,7 @@ from pagewire.settings import SettingsError, port_trouble
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.chat_page import ChatPage, css, theme
 from pagewire_ui.config import UiConfig
+from pagewire_ui.engine_watch import EngineWatch
 
 # Whatever Gradio's files or a model's answer ask for, the browser fetches from this server alone.
 _POLICY = (
@@ -66,9 +67,10 @@ class PageServer:
     async def run(self, sockets: list[socket.socket]) -> None:
         """Serves until SIGINT or SIGTERM."""
         client = ChatClient(self._config.frontend)
+        watch = EngineWatch(self._config.frontend)
         server = _Server(
             uvicorn.Config(
-                make_app(client),
+                make_app(client, watch),
                 log_level="info" if self._config.log_level == "debug" else "warning",
                 access_log=self._config.log_level == "debug",
                 # Browsers hold event streams open for as long as the page is shown.
@@ -87,14 +89,15 @@ class PageServer:
             await server.serve(sockets=sockets)
         finally:
             await client.close()
+            await watch.close()
 
 
-def make_app(client: ChatClient) -> Any:
+def make_app(client: ChatClient, watch: EngineWatch) -> Any:
     """The ASGI application: the page, kept to this server by its content security policy."""
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     mounted = gr.mount_gradio_app(
         app,
-        ChatPage(client).build().queue(default_concurrency_limit=None, api_open=False),
+        ChatPage(client, watch).build().queue(default_concurrency_limit=None, api_open=False),
         path="/",
         footer_links=[],
         ssr_mode=False,

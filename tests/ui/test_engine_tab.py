@@ -1,0 +1,77 @@
+"""A real browser looks at the engine, where the server allows it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.ui.browser import answer, send
+from tests.ui.fake_inference import FakeInference
+from tests.ui.fake_observability import FakeObservability
+
+
+@pytest.fixture
+def engine(frontend_port: int) -> Iterator[FakeObservability]:
+    engine = FakeObservability()
+    fake = FakeInference(engine)
+    fake.start(frontend_port)
+    yield engine
+    fake.stop()
+
+
+def figure(page: Page, name: str) -> str:
+    return page.locator(f'#engine [data-figure="{name}"] b').inner_text()
+
+
+def test_the_tab_draws_queues_blocks_and_step_and_follows_the_engine(
+    page: Page, engine: FakeObservability
+) -> None:
+    page.reload()
+    page.get_by_role("tab", name="Engine").click()
+    expect(page.locator("#engine svg").first).to_be_visible(timeout=20_000)
+    assert figure(page, "running") == "2"
+    assert figure(page, "waiting") == "3"
+    assert figure(page, "blocks held") == "8 %"
+    assert figure(page, "prefix cache hits") == "25 %"
+    assert figure(page, "last step") == "12.5 ms"
+    grid = page.locator('#engine svg[role="img"]')
+    cells = {
+        name: grid.locator(f"path.{name}").get_attribute("d").count("M")
+        for name in ("free", "held", "shared", "cached")
+    }
+    assert cells == {"free": 246, "held": 20, "shared": 4, "cached": 30}
+    expect(page.locator("#engine")).to_contain_text("Step 42: decodes 1, prefill chunks 1")
+    expect(page.locator("#engine")).to_contain_text("33 tokens of request 2")
+    expect(page.locator("#engine table")).to_contain_text("77")
+    engine.num_waiting = 9
+    expect(page.locator('#engine [data-figure="waiting"] b')).to_have_text("9", timeout=20_000)
+
+
+def test_nobody_looks_at_the_engine_from_the_chat(page: Page, engine: FakeObservability) -> None:
+    page.reload()
+    expect(page.get_by_role("tab", name="Engine")).to_be_visible(timeout=20_000)
+    send(page, "hello")
+    expect(answer(page)).to_contain_text("You said: hello", timeout=20_000)
+    assert engine.looks == 0
+    page.get_by_role("tab", name="Engine").click()
+    assert engine.looked.wait(20)
+    page.get_by_role("tab", name="Chat").click()
+    expect(answer(page)).to_be_visible()
+    time.sleep(5.5)
+    looks = engine.looks
+    time.sleep(2.5)
+    assert engine.looks == looks
+
+
+def test_without_leave_there_is_no_tab(page: Page, engine: FakeObservability) -> None:
+    engine.allowed = False
+    page.reload()
+    expect(page.locator("#head")).to_contain_text("fake-model", timeout=20_000)
+    send(page, "hello")
+    expect(answer(page)).to_contain_text("You said: hello", timeout=20_000)
+    expect(page.get_by_role("tab", name="Engine")).to_have_count(0)
+    expect(page.get_by_role("tab", name="Chat")).not_to_be_visible()
+    assert engine.looks == 0

@@ -1,0 +1,172 @@
+"""The engine drawn: queue lengths, the map of its blocks, its requests and its last step."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from pagewire.v1 import engine_pb2
+from pagewire_ui.engine_watch import EngineSight
+
+# More cells than this would be too small to see, and too much to send each second.
+MAX_CELLS = 4096
+_FREE, _HELD, _SHARED, _CACHED = range(4)
+# Of several blocks in one cell the state that is worth seeing most.
+_RANK = (_FREE, _CACHED, _HELD, _SHARED)
+_CELL = 10
+_NAMES = {_FREE: "free", _HELD: "held", _SHARED: "shared", _CACHED: "cached"}
+_STATES = {
+    engine_pb2.EngineRequestView.STATE_WAITING: "waiting",
+    engine_pb2.EngineRequestView.STATE_RUNNING: "running",
+    engine_pb2.EngineRequestView.STATE_SWAPPED: "swapped",
+    engine_pb2.EngineRequestView.STATE_FINISHED: "ended",
+}
+_MAX_ROWS = 64
+CSS = """
+#engine { max-width: 72rem; margin: 0 auto; width: 100%; }
+#engine .tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin-bottom: 1rem; }
+#engine .tile { min-width: 6.5rem; padding: .5rem .75rem; border-radius: var(--radius-lg);
+  border: 1px solid var(--border-color-primary); }
+#engine .tile b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+#engine .tile span, #engine .legend, #engine .step { font-size: .85rem;
+  color: var(--body-text-color-subdued); }
+#engine svg { width: 100%; display: block; }
+#engine .free { fill: var(--border-color-primary); }
+#engine .cached { fill: #94a3b8; }
+#engine .shared { fill: #7c3aed; }
+#engine .held { fill: #4f46e5; }
+#engine h3 { margin: 1rem 0 .4rem; font-size: 1rem; }
+#engine table { width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
+#engine th, #engine td { text-align: left; padding: .15rem .5rem; }
+#engine table, #engine tr, #engine th, #engine td { border-color: var(--border-color-primary); }
+"""
+
+
+def draw(sight: EngineSight) -> str:
+    """HTML of what was seen, or of why nothing was."""
+    stats = sight.stats
+    if stats is None:
+        return f'<p role="alert">{html.escape(sight.error)}</p>'
+    window = stats.window
+    parts = [_tiles(stats)]
+    if window.blocks:
+        parts += ["<h3>KV blocks</h3>", block_map(window.blocks, window.requests), _legend(window)]
+    if window.cpu_blocks:
+        parts += ["<h3>KV blocks in host memory</h3>", block_map(window.cpu_blocks, ())]
+    parts += [_step(window), _requests(window.requests)]
+    return "".join(parts)
+
+
+def block_map(
+    blocks: bytes, requests: Iterable[engine_pb2.EngineRequestView], columns: int = 96
+) -> str:
+    """An SVG with a cell for each block, or for several where there are more than MAX_CELLS.
+
+    Args:
+        blocks: a state each, by number.
+        requests: whose blocks get a colour of their own, where nobody shares them.
+        columns: cells in a row.
+    """
+    per_cell = max(1, math.ceil(len(blocks) / MAX_CELLS))
+    owner = {block: view.id for view in requests for block in view.blocks}
+    cells: dict[tuple[int, str], list[int]] = {}
+    for cell, start in enumerate(range(0, len(blocks), per_cell)):
+        group = range(start, min(start + per_cell, len(blocks)))
+        block = max(group, key=lambda number: _RANK.index(blocks[number]))
+        state = blocks[block]
+        cells.setdefault((state, owner.get(block, "") if state == _HELD else ""), []).append(cell)
+    rows = math.ceil(math.ceil(len(blocks) / per_cell) / columns)
+    paths = [_path(state, name, found, columns) for (state, name), found in sorted(cells.items())]
+    size = f"0 0 {columns * _CELL} {rows * _CELL}"
+    label = f"{len(blocks)} blocks, {per_cell} a cell"
+    return f'<svg viewBox="{size}" role="img" aria-label="{label}">{"".join(paths)}</svg>'
+
+
+def _path(state: int, owner: str, cells: Sequence[int], columns: int) -> str:
+    side = _CELL - 1
+    squares = "".join(
+        f"M{cell % columns * _CELL} {cell // columns * _CELL}h{side}v{side}h-{side}z"
+        for cell in cells
+    )
+    title, colour = _NAMES[state], ""
+    if owner:
+        title, colour = f"request {owner}", f' style="fill:{_colour(owner)}"'
+    return (
+        f'<path class="{_NAMES[state]}"{colour} d="{squares}">'
+        f"<title>{html.escape(title)}</title></path>"
+    )
+
+
+def _colour(owner: str) -> str:
+    """A colour for a request: neighbours in number are far apart on the wheel."""
+    number = int(owner) if owner.isdecimal() else 0
+    return f"hsl({number * 137 % 360} 62% 52%)"
+
+
+def _tiles(stats: engine_pb2.GetStatsResponse) -> str:
+    held = stats.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
+    hits = _percent(stats.prefix_cache_hits, stats.prefix_cache_queries)
+    figures = [
+        ("running", str(stats.num_running)),
+        ("waiting", str(stats.num_waiting)),
+        ("swapped", str(stats.num_swapped)),
+        ("blocks held", _percent(held, stats.num_blocks)),
+        ("blocks cached", _percent(stats.num_cached_blocks, stats.num_blocks)),
+        ("prefix cache hits", hits),
+        ("preemptions", str(stats.num_preemptions)),
+        ("last step", f"{1000 * stats.step_time_s:.1f} ms"),
+    ]
+    tiles = (
+        f'<div class="tile" data-figure="{name}"><b>{value}</b><span>{name}</span></div>'
+        for name, value in figures
+    )
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _legend(window: engine_pb2.EngineWindow) -> str:
+    counts = Counter(window.blocks)
+    items = (
+        f'<svg style="display:inline;width:.7rem;height:.7rem" viewBox="0 0 9 9"><path '
+        f'class="{_NAMES[state]}" d="M0 0h9v9h-9z"/></svg> {counts[state]} {_NAMES[state]} '
+        for state in (_FREE, _HELD, _SHARED, _CACHED)
+    )
+    note = "; what one request holds alone has a colour of its own"
+    return f'<div class="legend">{"&nbsp; ".join(items)}{note}</div>'
+
+
+def _step(window: engine_pb2.EngineWindow) -> str:
+    step = window.step
+    chunks = list(step.num_tokens)[step.num_decodes :]
+    names = [window.requests[index].id for index in step.request[step.num_decodes :]]
+    prefills = ", ".join(
+        f"{length} tokens of request {name}"
+        for name, length in list(zip(names, chunks, strict=True))[:8]
+    )
+    more = f" and {len(chunks) - 8} more" if len(chunks) > 8 else ""
+    text = f"Step {step.step}: decodes {step.num_decodes}, prefill chunks {len(chunks)}"
+    text += f" ({prefills}{more})" if chunks else ""
+    return f'<p class="step">{html.escape(text)}</p>'
+
+
+def _requests(views: Sequence[engine_pb2.EngineRequestView]) -> str:
+    if not views:
+        return ""
+    rows = (
+        "<tr>"
+        f"<td>{html.escape(view.id)}</td><td>{_STATES.get(view.state, '')}</td>"
+        f"<td>{view.num_prompt_tokens}</td><td>{view.num_output_tokens}</td>"
+        f"<td>{view.num_computed_tokens}</td>"
+        f"<td>{len(view.blocks) + len(view.cpu_blocks)}</td></tr>"
+        for view in views[:_MAX_ROWS]
+    )
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in ("request", "state", "prompt", "output", "computed", "blocks")
+    )
+    return f"<h3>Requests</h3><table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "–"

@@ -1,0 +1,109 @@
+"""The engine's statistics over the public gRPC API, one stream for all who look. Nothing of
+Gradio here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from pagewire.v1 import engine_pb2, operations_pb2_grpc
+from pagewire_ui.chat_client import CHANNEL_OPTIONS, explain
+
+_TIMEOUT_S = 5.0
+_INTERVAL_MS = 1000
+# The stream ends when nobody has looked for so long.
+_IDLE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSight:
+    """What was seen of the engine.
+
+    Attributes:
+        stats: None where nothing was.
+        allowed: whether the server lets clients watch; None while that is not known.
+        error: why nothing was seen, for the person at the page.
+    """
+
+    stats: engine_pb2.GetStatsResponse | None = None
+    allowed: bool | None = None
+    error: str = ""
+
+
+class EngineWatch:
+    """Follows the engine behind one frontend for as long as somebody looks. Make it, and use it, in
+    one event loop.
+
+    One stream serves all visitors: in it a request keeps its number, and so its colour.
+    """
+
+    def __init__(self, target: str) -> None:
+        """
+        Args:
+            target: HOST:PORT of the frontend's gRPC API. It need not be up yet.
+        """
+        self._target = target
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = operations_pb2_grpc.ObservabilityStub(self._channel)
+        self._last = EngineSight()
+        self._looked_at = 0.0
+        self._seen = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+
+    async def is_allowed(self) -> bool | None:
+        """Whether the server lets clients watch; None while it does not answer."""
+        call = self._stub.WatchStats(engine_pb2.GetStatsRequest(), timeout=_TIMEOUT_S)
+        try:
+            async for _ in call:
+                return True
+        except grpc.aio.AioRpcError as error:
+            return self._failed(error).allowed
+        return None
+
+    async def look(self) -> EngineSight:
+        """The queues and blocks as they were told last."""
+        self._looked_at = time.monotonic()
+        if self._following is None or self._following.done():
+            self._seen = asyncio.Event()
+            self._following = asyncio.create_task(self._follow())
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._seen.wait()
+        except TimeoutError:
+            return EngineSight(error="The engine did not show itself in time.")
+        return self._last
+
+    async def _follow(self) -> None:
+        """Reads the stream until nobody has looked for a while."""
+        request = engine_pb2.GetStatsRequest(interval_ms=_INTERVAL_MS, with_window=True)
+        call = self._stub.WatchStats(request)
+        try:
+            async for stats in call:
+                self._last = EngineSight(stats, allowed=True)
+                self._seen.set()
+                if time.monotonic() - self._looked_at > _IDLE_S:
+                    return
+        except grpc.aio.AioRpcError as error:
+            self._last = self._failed(error)
+        finally:
+            call.cancel()
+            self._seen.set()
+
+    def _failed(self, error: grpc.aio.AioRpcError) -> EngineSight:
+        off = error.code() in (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            grpc.StatusCode.UNIMPLEMENTED,
+        )
+        text = explain(error.code(), error.details() or "", self._target)
+        return EngineSight(allowed=False if off else None, error=text)
+
+    async def close(self) -> None:
+        """Ends the stream and closes the channel."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+        await self._channel.close(None)
