@@ -3,7 +3,20 @@ own."""
 
 from __future__ import annotations
 
-from pagewire.errors import InvalidArgumentError
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError
+
+
+class TokenIdsOnlyError(FailedPreconditionError):
+    """The engine has no tokenizer. Each API says in its own words how it takes token ids.
+
+    Args:
+        remedy: what to send where.
+    """
+
+    def __init__(self, remedy: str = "send prompt_token_ids") -> None:
+        super().__init__(
+            f"this engine runs with --skip-tokenizer-init and serves token ids only; {remedy}"
+        )
 
 
 class TooManyTokensError(InvalidArgumentError):

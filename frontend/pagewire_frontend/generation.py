@@ -24,7 +24,7 @@ from pagewire_frontend.engine_client.base import (
     TokenDelta,
     TokenStream,
 )
-from pagewire_frontend.errors import TooManyTokensError
+from pagewire_frontend.errors import TokenIdsOnlyError, TooManyTokensError
 from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation_types import (
     GenerationRequest,
@@ -95,10 +95,7 @@ class Generation:
     def tokenizer(self) -> Tokenizer:
         """Raises FailedPreconditionError when the engine serves token ids only."""
         if self._tokenizer is None:
-            raise FailedPreconditionError(
-                "this engine runs with --skip-tokenizer-init and serves token ids only; send "
-                "prompt_token_ids"
-            )
+            raise TokenIdsOnlyError
         return self._tokenizer
 
     @property

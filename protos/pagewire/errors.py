@@ -97,6 +97,18 @@ class UnimplementedError(PagewireError):
     code = ErrorCode.UNIMPLEMENTED
 
 
+class RequestCancelledError(PagewireError):
+    """Whoever asked no longer wants the answer."""
+
+    code = ErrorCode.CANCELLED
+
+
+class UnauthenticatedError(PagewireError):
+    """The caller has not proven who it is, or may not do this."""
+
+    code = ErrorCode.UNAUTHENTICATED
+
+
 class InternalError(PagewireError):
     """A fault of ours."""
 
@@ -113,12 +125,22 @@ _BY_CODE: dict[int, type[PagewireError]] = {
         UnavailableError,
         DeadlineExceededError,
         UnimplementedError,
+        RequestCancelledError,
+        UnauthenticatedError,
     )
+}
+# What pagewire itself never sends, and a proxy or gRPC's core may.
+_KIN = {
+    7: ErrorCode.UNAUTHENTICATED,  # PERMISSION_DENIED
+    10: ErrorCode.UNAVAILABLE,  # ABORTED
+    11: ErrorCode.INVALID_ARGUMENT,  # OUT_OF_RANGE
 }
 
 
 def error_from_code(code: int, message: str, field: str = "") -> PagewireError:
-    """The typed error for a google.rpc.Code that came over a wire."""
+    """The typed error for a google.rpc.Code that came over a wire; UNKNOWN, DATA_LOSS and what is
+    no code are INTERNAL."""
+    code = _KIN.get(code, code)
     if code == ErrorCode.INVALID_ARGUMENT:
         return InvalidArgumentError(field, message)
     return _BY_CODE.get(code, InternalError)(message, field=field)

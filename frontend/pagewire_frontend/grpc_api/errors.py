@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from pagewire.errors import PagewireError
+from pagewire_frontend.errors import TokenIdsOnlyError
 from pagewire_frontend.faults import as_pagewire_error, retry_delay_s
 
 _SAMPLING_FIELDS = frozenset(
@@ -60,6 +61,8 @@ def field_path(field: str) -> str:
 
 def to_status(error: PagewireError) -> status_pb2.Status:
     """google.rpc.Status: BadRequest names the field, RetryInfo says when a retry makes sense."""
+    if isinstance(error, TokenIdsOnlyError):
+        error = TokenIdsOnlyError("call Generate with token_ids")
     path = field_path(error.field)
     message = f"{path}: {error.message}" if path else error.message
     details: list[Message] = []

@@ -9,6 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from pagewire.errors import ErrorCode, PagewireError, ResourceExhaustedError
+from pagewire_frontend.errors import TokenIdsOnlyError
 from pagewire_frontend.faults import retry_delay_s
 
 _STATUS = {
@@ -51,6 +52,8 @@ def error_body(status: int, message: str, param: str = "", code: str | None = No
 
 def describe(error: PagewireError) -> bytes:
     """An error's body, for a response or an event in mid-stream."""
+    if isinstance(error, TokenIdsOnlyError):
+        error = TokenIdsOnlyError("POST /v1/completions with a list of token ids as prompt")
     status = http_status(error)
     code = error.code.name.lower()
     if error.code == ErrorCode.NOT_FOUND and error.field == "model":

@@ -15,7 +15,9 @@ from pagewire.errors import (
     PagewireError,
     ResourceExhaustedError,
     UnavailableError,
+    error_from_code,
 )
+from pagewire_frontend.errors import TokenIdsOnlyError
 from pagewire_frontend.faults import as_pagewire_error
 from pagewire_frontend.grpc_api.errors import field_path, to_status
 from pagewire_frontend.openai_api.errors import (
@@ -38,6 +40,40 @@ def test_every_code_has_a_status_in_both_apis(code: ErrorCode) -> None:
     assert to_status(error).code == grpc.StatusCode[code.name].value[0]
     assert 400 <= http_status(error) < 600
     assert orjson.loads(describe(error))["error"]["code"] == code.name.lower()
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_a_code_that_came_over_a_wire_is_that_code_again(code: ErrorCode) -> None:
+    error = error_from_code(code, "text", "n")
+    assert (error.code, error.message, error.field) == (code, "text", "n")
+
+
+@pytest.mark.parametrize(
+    ("code", "kin"),
+    [
+        (grpc.StatusCode.PERMISSION_DENIED, ErrorCode.UNAUTHENTICATED),
+        (grpc.StatusCode.ABORTED, ErrorCode.UNAVAILABLE),
+        (grpc.StatusCode.OUT_OF_RANGE, ErrorCode.INVALID_ARGUMENT),
+        (grpc.StatusCode.UNKNOWN, ErrorCode.INTERNAL),
+        (grpc.StatusCode.DATA_LOSS, ErrorCode.INTERNAL),
+    ],
+)
+def test_codes_that_pagewire_never_sends_become_their_kin(
+    code: grpc.StatusCode, kin: ErrorCode
+) -> None:
+    assert error_from_code(code.value[0], "text").code == kin
+
+
+def test_each_api_says_in_its_own_words_how_it_takes_token_ids() -> None:
+    error = TokenIdsOnlyError()
+    assert "prompt_token_ids" in str(error)
+    over_http = orjson.loads(describe(error))["error"]["message"]
+    assert "as prompt" in over_http
+    over_grpc = to_status(error).message
+    assert "call Generate with token_ids" in over_grpc
+    for text in (over_http, over_grpc):
+        assert "--skip-tokenizer-init" in text
+        assert "prompt_token_ids" not in text
 
 
 @pytest.mark.parametrize(
