@@ -20,6 +20,7 @@ from pagewire.conversion import (
 from pagewire.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
+    RequestCancelledError,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -30,7 +31,6 @@ from pagewire_engine.admission import Admission, open_sequences
 from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
-from pagewire_engine.errors import CancelledError
 from pagewire_engine.stats_message import stats_message, window_message
 from pagewire_engine.submission import SequencePast
 from pagewire_engine.token_stream import TokenStreams
@@ -126,7 +126,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         with self._submit_lock:
             if not context.is_active():
                 # Cancelled: the Abort that followed may have been handled already.
-                raise CancelledError("the call was cancelled")
+                raise RequestCancelledError("the call was cancelled")
             stream, new = self._streams.sessions.open_stream(
                 request.session_id,
                 request.stream,

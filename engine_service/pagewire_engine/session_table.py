@@ -19,8 +19,8 @@ from pagewire.errors import (
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
+    UnauthenticatedError,
 )
-from pagewire_engine.errors import UnauthenticatedError
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.sessions import Session, Stream
 

@@ -24,13 +24,10 @@ from pagewire_frontend.engine_client.control import (
 )
 from pagewire_frontend.engine_client.live_request import LiveRequest
 from pagewire_frontend.engine_client.session import Loss, WireSession
+from pagewire_frontend.engine_client.suspects import Suspects
 
 _logger = logging.getLogger(__name__)
 
-SUSPICIOUS_DEATHS = 2
-# The step that killed an engine comes again within a few tokens of what was received before.
-_TRIAL_TOKENS = 8
-_TRIAL_TIMEOUT_S = 60.0
 _RECONNECT_TIMEOUT_S = 3.0
 _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0
@@ -66,11 +63,7 @@ class EngineLink:
         self._stopped_epoch = 0
         self._lost_at = float("inf")
         self._last_error = "it has not been reached yet"
-        self._suspects: set[LiveRequest] = set()
-        self._on_trial: LiveRequest | None = None
-        self._trial_lock = asyncio.Lock()
-        self._cleared = asyncio.Event()
-        self._cleared.set()
+        self._suspects = Suspects(self._place, failover_window_s)
         self._closed = False
 
     # -- life ------------------------------------------------------------------------------------
@@ -177,7 +170,7 @@ class EngineLink:
     def _forget(self, live: LiveRequest) -> None:
         """The request has ended, one way or another."""
         # Here too, since its resubmission may never have begun: all others would wait for it.
-        self._acquit(live)
+        self._suspects.acquit(live)
         if live in self._lives:
             del self._lives[live]
             self._by_number.pop(live.number, None)
@@ -267,53 +260,24 @@ class EngineLink:
                         await self._connected.wait()
                 except TimeoutError:
                     raise self._unavailable() from None
-            if self._suspects and live not in self._suspects:
-                await self._cleared.wait()
+            if not self._suspects.cleared and live not in self._suspects:
+                await self._suspects.wait_for_verdicts(live)
             elif self._session is not None and self._connected.is_set():
                 return self._session
 
     async def _resubmit(self, live: LiveRequest) -> None:
         try:
             if live in self._suspects:
-                await self._try_alone(live)
+                await self._suspects.try_alone(live)
             else:
                 async with self._submit_slots:
                     await self._place(live)
         except PagewireError as error:
             live.mailbox.fail(error)
         finally:
-            self._acquit(live)
+            self._suspects.acquit(live)
             if self._resubmitting.get(live) is asyncio.current_task():
                 del self._resubmitting[live]
-
-    async def _try_alone(self, live: LiveRequest) -> None:
-        """Runs a suspect while nothing else unproven runs, until it has come past the point where
-        it would have killed the engine again."""
-        async with self._trial_lock:
-            self._on_trial = live
-            try:
-                await self._place(live)
-                mailbox = live.mailbox
-                enough = mailbox.num_tokens + _TRIAL_TOKENS
-                progressed = mailbox.progressed = asyncio.Event()
-                async with asyncio.timeout(_TRIAL_TIMEOUT_S):
-                    while mailbox.num_tokens < enough and not mailbox.ended:
-                        if live.session is None:
-                            await self._place(live)
-                        progressed.clear()
-                        await progressed.wait()
-                live.deaths = 0
-            except TimeoutError:
-                # Slow is not deadly.
-                live.deaths = 0
-            finally:
-                live.mailbox.progressed = None
-                self._on_trial = None
-
-    def _acquit(self, live: LiveRequest) -> None:
-        self._suspects.discard(live)
-        if not self._suspects:
-            self._cleared.set()
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -394,35 +358,19 @@ class EngineLink:
             "the engine died and is back" if died else "the engine has a new session for us",
             len(self._lives),
         )
-        trial = self._on_trial if self._on_trial and self._on_trial.session is old else None
+        trial = self._suspects.on_trial_in(old)
         other = old_info is not None and _identity(old_info) != _identity(info)
         for live in list(self._lives):
             in_flight = live.session is old
             live.leave()
             if in_flight and died:
-                self._count_death(live, trial)
+                self._suspects.count_death(live, trial)
             if other:
                 # Those never accepted too: their prompts are in the other model's tokens.
                 live.mailbox.fail(UnavailableError("the engine came back with another model"))
             elif live.placed and not live.mailbox.ended and live not in self._resubmitting:
                 self._send_for(live)
         old.streams.clear()
-
-    def _count_death(self, live: LiveRequest, trial: LiveRequest | None) -> None:
-        """An engine died with this request in flight. With a suspect on trial the others are not
-        to blame."""
-        if trial is not None and live is not trial:
-            return
-        live.deaths += 1
-        if live.deaths < SUSPICIOUS_DEATHS:
-            return
-        if live is trial or not live.placed:
-            live.mailbox.fail(
-                InternalError("the engine died of this request each time it was tried")
-            )
-        else:
-            self._suspects.add(live)
-            self._cleared.clear()
 
     def _send_for(self, live: LiveRequest) -> None:
         task = self._spawn(self._resubmit(live))

@@ -1,0 +1,123 @@
+"""Requests in flight when an engine died, again and again: one of them may be what kills it.
+
+A query of death stays one request's problem: those that were in flight at two deaths are tried
+one at a time while nothing else unproven runs, and one that is on trial when the engine dies has
+failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from pagewire.errors import InternalError, UnavailableError
+from pagewire_frontend.engine_client.live_request import LiveRequest
+from pagewire_frontend.engine_client.session import WireSession
+
+SUSPICIOUS_DEATHS = 2
+# The step that killed an engine comes again within a few tokens of what was received before.
+_TRIAL_TOKENS = 8
+_TRIAL_TIMEOUT_S = 60.0
+
+
+class Suspects:
+    """Who is suspected, and who is on trial.
+
+    Args:
+        place: submits a request until an engine has accepted it.
+        window_s: how long a request may be without an engine, trials of others included.
+    """
+
+    def __init__(self, place: Callable[[LiveRequest], Awaitable[None]], window_s: float) -> None:
+        self._place = place
+        self._window_s = window_s
+        self._suspects: set[LiveRequest] = set()
+        self._on_trial: LiveRequest | None = None
+        self._court = asyncio.Lock()
+        self._cleared = asyncio.Event()
+        self._cleared.set()
+
+    def __contains__(self, live: LiveRequest) -> bool:
+        return live in self._suspects
+
+    @property
+    def cleared(self) -> bool:
+        """Whether nobody is suspected."""
+        return not self._suspects
+
+    def on_trial_in(self, session: WireSession) -> LiveRequest | None:
+        """The request on trial, if it was submitted to this session."""
+        live = self._on_trial
+        return live if live is not None and live.session is session else None
+
+    def count_death(self, live: LiveRequest, trial: LiveRequest | None) -> None:
+        """An engine died with this request in flight. With a suspect on trial there the others are
+        not to blame."""
+        if trial is not None and live is not trial:
+            return
+        live.deaths += 1
+        if live.deaths < SUSPICIOUS_DEATHS:
+            return
+        if live is trial or not live.placed:
+            live.mailbox.fail(
+                InternalError("the engine died of this request each time it was tried")
+            )
+        else:
+            self._suspects.add(live)
+            self._cleared.clear()
+
+    def acquit(self, live: LiveRequest) -> None:
+        """The request is proven, or has ended: nobody need wait for it."""
+        self._suspects.discard(live)
+        if not self._suspects:
+            self._cleared.set()
+
+    async def wait_for_verdicts(self, live: LiveRequest) -> None:
+        """Returns once nobody is suspected.
+
+        Raises:
+            UnavailableError: `live`, which waits, has been without an engine for the window.
+        """
+        await self._within_the_window(live, self._cleared.wait())
+
+    async def try_alone(self, live: LiveRequest) -> None:
+        """Runs a suspect while nothing else unproven runs, until it has come past the point where
+        it would have killed the engine again.
+
+        Raises:
+            UnavailableError: its turn did not come within the window.
+        """
+        await self._within_the_window(live, self._court.acquire())
+        self._on_trial = live
+        try:
+            await self._place(live)
+            mailbox = live.mailbox
+            enough = mailbox.num_tokens + _TRIAL_TOKENS
+            progressed = mailbox.progressed = asyncio.Event()
+            async with asyncio.timeout(_TRIAL_TIMEOUT_S):
+                while mailbox.num_tokens < enough and not mailbox.ended:
+                    if live.session is None:
+                        await self._place(live)
+                    progressed.clear()
+                    await progressed.wait()
+            live.deaths = 0
+        except TimeoutError:
+            # Slow is not deadly.
+            live.deaths = 0
+        finally:
+            live.mailbox.progressed = None
+            self._on_trial = None
+            self._court.release()
+
+    async def _within_the_window(self, live: LiveRequest, event: Awaitable[object]) -> None:
+        rest_s = live.waiting_since + self._window_s - time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, rest_s)):
+                await event
+        except TimeoutError:
+            raise UnavailableError(
+                f"requests that the engine may have died of were tried one by one for "
+                f"{self._window_s:g} s; send this one again",
+                retry_after_s=5.0,
+            ) from None
