@@ -105,6 +105,13 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             response.curve_server_key = streams.endpoint.curve_public_key
         return response
 
+    def Detach(
+        self, request: engine_pb2.DetachRequest, context: grpc.ServicerContext
+    ) -> engine_pb2.DetachResponse:
+        with self._submit_lock:
+            self._streams.sessions.detach(request.session_id, request.secret)
+        return engine_pb2.DetachResponse()
+
     def Submit(
         self, request: engine_pb2.SubmitRequest, context: grpc.ServicerContext
     ) -> engine_pb2.SubmitResponse:

@@ -84,6 +84,21 @@ class SessionTable:
         logger.info("session %s attached", session.session_id[:12])
         return session, False
 
+    def detach(self, session_id: str, secret: str) -> None:
+        """Ends a session, if there is one, and aborts its requests.
+
+        Raises:
+            UnauthenticatedError: the secret is not the session's.
+        """
+        with self.lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                return
+            if not has_secret(session, secret):
+                raise UnauthenticatedError("this is not the session's secret", field="secret")
+            num_aborted = self._bury(session)
+        logger.info("session %s detached: %d requests aborted", session_id[:12], num_aborted)
+
     def open_stream(
         self,
         session_id: str,
@@ -221,20 +236,25 @@ class SessionTable:
             silence = now - session.last_heard
             if silence <= self.session_timeout_s:
                 continue
-            live = [stream for stream in session.streams.values() if stream.live]
+            num_aborted = self._bury(session)
             logger.warning(
                 "session %s was silent for %.0f s: %d requests aborted",
                 session.session_id[:12],
                 silence,
-                len(live),
+                num_aborted,
             )
-            del self._sessions[session.session_id]
-            if session.identity is not None:
-                self._by_identity.pop(session.identity, None)
-            for stream in live:
-                stream.live = False
-                self._abort(stream.engine_id)
-                self._end(stream)
+
+    def _bury(self, session: Session) -> int:
+        """Forgets a session and aborts its requests. Returns how many."""
+        live = [stream for stream in session.streams.values() if stream.live]
+        del self._sessions[session.session_id]
+        if session.identity is not None:
+            self._by_identity.pop(session.identity, None)
+        for stream in live:
+            stream.live = False
+            self._abort(stream.engine_id)
+            self._end(stream)
+        return len(live)
 
     def _heard(self, session_id: str) -> Session:
         """The session of a call, which is a sign of life."""

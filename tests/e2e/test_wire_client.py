@@ -277,6 +277,27 @@ async def test_closing_aborts_what_lives(reached: Reached) -> None:
         await wait_until_async(lambda: reached.used_blocks() == 0, "the blocks come back")
 
 
+async def test_closing_ends_the_session_at_once(engine: FakeEngine) -> None:
+    table = engine.server._streams.sessions
+    before = len(table)
+    client = RemoteEngineClient(engine.target)
+    await client.start()
+    await client.submit(request(max_tokens=4000))
+    assert len(table) == before + 1
+    await client.close()
+    assert len(table) == before
+    await wait_until_async(lambda: engine.built.engine.stats().num_running == 0, "it ends")
+
+
+async def test_closing_without_an_engine_waits_for_nobody() -> None:
+    with FakeEngine(step_time_s=STEP_TIME_S) as engine:
+        client = RemoteEngineClient(engine.target)
+        await client.start()
+    started = asyncio.get_running_loop().time()
+    await client.close()
+    assert asyncio.get_running_loop().time() - started < 4
+
+
 async def test_an_engine_in_this_process_that_dies_fails_what_lives() -> None:
     def die(plan: StepPlan) -> None:
         if plan.step == 3:

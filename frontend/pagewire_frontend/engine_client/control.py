@@ -81,6 +81,11 @@ class ControlChannel:
             request.session_id, request.secret = session_id, secret
         return await _typed(self._stub.Attach(request, timeout=timeout_s))
 
+    async def detach(self, session_id: str, secret: str, *, timeout_s: float) -> None:
+        """Ends a session, and whatever runs in it."""
+        request = engine_pb2.DetachRequest(session_id=session_id, secret=secret)
+        await _typed(self._stub.Detach(request, timeout=timeout_s))
+
     async def submit(
         self,
         session_id: str,

@@ -33,7 +33,7 @@ _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 1.0
 _SUBMITS_AT_ONCE = 16
 _ABORT_ATTEMPTS = 5
-_ABORT_WAIT_S = 2.0
+_DETACH_TIMEOUT_S = 2.0
 
 
 class EngineLink:
@@ -90,15 +90,14 @@ class EngineLink:
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-link")
 
     async def close(self) -> None:
-        """Aborts what lives and disconnects. Safe to call twice."""
+        """Ends our session, which aborts what lives, and disconnects. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
-        aborts = [self.abandon(live) for live in list(self._lives)]
-        waiting = [task for task in aborts if task is not None]
+        for live in list(self._lives):
+            self.abandon(live, tell=False)
         try:
-            if waiting and self._connected.is_set():
-                await asyncio.wait(waiting, timeout=_ABORT_WAIT_S)
+            await self._detach()
         finally:
             self._connected.clear()
             if self._expiry is not None:
@@ -111,6 +110,18 @@ class EngineLink:
             if self._session is not None:
                 self._session.disconnect()
             await self.control.close()
+
+    async def _detach(self) -> None:
+        """Best effort: a session that is not ended is buried by the engine after its silence."""
+        session = self._session
+        if session is None or not self._connected.is_set():
+            return
+        try:
+            await self.control.detach(
+                session.session_id, session.secret, timeout_s=_DETACH_TIMEOUT_S
+            )
+        except PagewireError as error:
+            _logger.debug("the engine did not hear our farewell: %s", error)
 
     @property
     def ready(self) -> bool:

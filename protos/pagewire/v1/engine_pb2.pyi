@@ -36,6 +36,18 @@ class AttachResponse(_message.Message):
     curve_server_key: bytes
     def __init__(self, session_id: _Optional[str] = ..., secret: _Optional[str] = ..., epoch: _Optional[int] = ..., stream_endpoint: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., resumed: _Optional[bool] = ..., curve_server_key: _Optional[bytes] = ...) -> None: ...
 
+class DetachRequest(_message.Message):
+    __slots__ = ("session_id", "secret")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    secret: str
+    def __init__(self, session_id: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
+
+class DetachResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SubmitRequest(_message.Message):
     __slots__ = ("session_id", "stream", "request_id", "prompt_token_ids", "sampling_params", "beam_search", "tenant", "priority", "adapter", "past", "resubmission")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]

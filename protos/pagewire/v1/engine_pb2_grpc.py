@@ -41,6 +41,11 @@ class EngineStub:
                 request_serializer=pagewire_dot_v1_dot_engine__pb2.AttachRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_engine__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.Detach = channel.unary_unary(
+                '/pagewire.v1.Engine/Detach',
+                request_serializer=pagewire_dot_v1_dot_engine__pb2.DetachRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_engine__pb2.DetachResponse.FromString,
+                _registered_method=True)
         self.Submit = channel.unary_unary(
                 '/pagewire.v1.Engine/Submit',
                 request_serializer=pagewire_dot_v1_dot_engine__pb2.SubmitRequest.SerializeToString,
@@ -105,6 +110,13 @@ class EngineServicer:
 
     def Attach(self, request, context):
         """Opens a session, or takes one over with its secret.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detach(self, request, context):
+        """Ends a session: its requests are aborted at once. A session that is not known is no error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,6 +200,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=pagewire_dot_v1_dot_engine__pb2.AttachRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_engine__pb2.AttachResponse.SerializeToString,
+            ),
+            'Detach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detach,
+                    request_deserializer=pagewire_dot_v1_dot_engine__pb2.DetachRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_engine__pb2.DetachResponse.SerializeToString,
             ),
             'Submit': grpc.unary_unary_rpc_method_handler(
                     servicer.Submit,
@@ -274,6 +291,33 @@ class Engine:
             '/pagewire.v1.Engine/Attach',
             pagewire_dot_v1_dot_engine__pb2.AttachRequest.SerializeToString,
             pagewire_dot_v1_dot_engine__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.Engine/Detach',
+            pagewire_dot_v1_dot_engine__pb2.DetachRequest.SerializeToString,
+            pagewire_dot_v1_dot_engine__pb2.DetachResponse.FromString,
             options,
             channel_credentials,
             insecure,

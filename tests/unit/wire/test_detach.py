@@ -1,0 +1,43 @@
+"""A frontend that closes ends its session, and all that runs in it, at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagewire.errors import NotFoundError, UnauthenticatedError
+from pagewire_engine.session_table import SessionTable
+
+
+def table_with_a_request(aborted: list[str]) -> tuple[SessionTable, str, str]:
+    table = SessionTable(7, 30.0, aborted.append)
+    session, _ = table.attach("", "")
+    table.connect(session, b"identity", 0.0)
+    stream, _ = table.open_stream(session.session_id, 1, "r", {0: 0}, 0)
+    assert stream.live
+    return table, session.session_id, session.secret
+
+
+def test_detaching_aborts_what_runs_and_forgets_the_session() -> None:
+    aborted: list[str] = []
+    table, session_id, secret = table_with_a_request(aborted)
+    table.detach(session_id, secret)
+    assert len(aborted) == 1
+    assert len(table) == 0
+    assert table.by_identity(b"identity") is None
+    with pytest.raises(NotFoundError):
+        table.find(session_id, "r")
+    # Its request id may be used again; and to detach again is no error.
+    other, _ = table.attach("", "")
+    table.connect(other, b"other", 0.0)
+    assert table.open_stream(other.session_id, 1, "r", {0: 0}, 0)[1]
+    table.detach(session_id, secret)
+    assert len(table) == 1
+
+
+def test_detaching_needs_the_sessions_secret() -> None:
+    aborted: list[str] = []
+    table, session_id, _ = table_with_a_request(aborted)
+    with pytest.raises(UnauthenticatedError):
+        table.detach(session_id, "guessed")
+    assert not aborted
+    assert len(table) == 1
