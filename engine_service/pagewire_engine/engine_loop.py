@@ -109,11 +109,20 @@ class EngineLoop:
     def stop(self) -> None:
         """Ends the thread after the step it is in. Requests that are left are told nothing: to
         their frontends the engine is gone, and they go on elsewhere. Safe to call twice."""
+        self.ask_to_stop()
+        if self.alive and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def ask_to_stop(self) -> None:
+        """`stop`, without waiting for the end."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def submit(self, submission: Submission) -> None:
         """Hands a request to the loop.

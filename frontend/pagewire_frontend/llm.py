@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # noqa: F401 (see `_open`: it must have registered first)
 import importlib.util
 import secrets
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,11 +99,8 @@ class LLM:
     def _open(self, client: EngineClient, chat_template: str | None) -> None:
         settings = GenerationSettings(allow_request_chat_template=True, chat_template=chat_template)
         self._loop = BackgroundLoop("pagewire-llm")
-        # Runs when this object goes, and at the interpreter's exit. Closing an engine needs a
-        # thread pool; those are shut before `atexit` comes, by this hook, last registered first.
+        # Runs when this object goes, and at the interpreter's exit.
         self._close = weakref.finalize(self, _shut_down, self._loop, client)
-        self._close.atexit = False
-        threading._register_atexit(self._close)  # type: ignore[attr-defined]  # private
         try:
             self._generation = self._loop.run(_started(client, settings))
         except BaseException:

@@ -26,6 +26,7 @@ from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 
 _SWITCH_INTERVAL_S = 0.001
 _LOOK_TIMEOUT_S = 2.0
+_STOP_POLL_S = 0.005
 
 
 class InProcessTokenStream:
@@ -131,12 +132,15 @@ class InProcessEngineClient:
         self._built = built
 
     async def close(self) -> None:
-        """Ends every live request, and frees the model. Safe to call twice."""
+        """Ends every live request, and frees the model. Safe to call twice, and at the
+        interpreter's exit, when no thread can be started any more."""
         if self._closed or self._built is None or self._engine_loop is None:
             return
         self._closed = True
         self._fail_all("the engine was closed")
-        await asyncio.to_thread(self._engine_loop.stop)
+        self._engine_loop.ask_to_stop()
+        while self._engine_loop.alive:  # noqa: ASYNC110 (to join it would take a thread)
+            await asyncio.sleep(_STOP_POLL_S)
         self._built.shutdown()
 
     @property
