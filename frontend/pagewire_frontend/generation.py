@@ -14,8 +14,10 @@ from pagewire.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    PagewireError,
 )
 from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.best_of import ENGINE_FIELD_NAMES, BestOf
 from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
 from pagewire_frontend.engine_client.base import (
     EngineClient,
@@ -179,18 +181,21 @@ class Generation:
                 field="request_id",
             )
         self._live.add(key)
+        picks_best = params.num_candidates > params.n
         try:
             stream = await self.client.submit(
                 EngineRequest(
                     request_id=f"{request_id}-{secrets.token_hex(4)}",
                     prompt_token_ids=token_ids,
-                    sampling_params=params,
+                    sampling_params=params.for_candidates() if picks_best else params,
                     tenant=request.tenant,
                     priority=request.priority,
                 )
             )
-        except BaseException:
+        except BaseException as error:
             self._live.discard(key)
+            if picks_best and isinstance(error, PagewireError):
+                error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
             raise
         return RunningGeneration(
             self, key, stream, token_ids, params, self._tokenizer, self.model_info.eos_token_ids
@@ -325,6 +330,10 @@ class RunningGeneration:
         self._key = key
         self._stream = stream
         self._deltas = aiter(stream)
+        self._best_of: BestOf | None = None
+        if params.num_candidates > params.n:
+            self._best_of = BestOf(params)
+            params = params.for_candidates()
         self._sequences = [
             SequenceText(index, tokenizer, prompt_token_ids, params, eos_token_ids)
             for index in range(params.n)
@@ -344,9 +353,11 @@ class RunningGeneration:
             except StopAsyncIteration:
                 self._end()
                 break
-            except BaseException:
+            except BaseException as error:
                 self._end()
                 self._generation.in_background(self._stream.abort())
+                if self._best_of is not None and isinstance(error, PagewireError):
+                    error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
                 raise
             if update is not None:
                 return update
@@ -388,6 +399,10 @@ class RunningGeneration:
                     self._generation.in_background(
                         self._stream.finish_sequence(delta.sequence_index)
                     )
+        if self._best_of is not None:
+            self._best_of.hold(update)
+            if not self._unfinished:
+                self._best_of.release(update)
         if not self._unfinished:
             num_tokens = max(sequence.num_tokens for sequence in self._sequences)
             update.times = self._times.final(num_tokens=num_tokens, ended_here=ended_here)

@@ -95,8 +95,11 @@ class GenerationUpdate:
         deltas: one a sequence that has something new.
         prompt_logprobs: token-level, positions 1 and up, with the first update that has any.
         times: set in the last update.
+        discarded_tokens: of candidates that `best_of` left out; usage counts them. Set in the last
+            update.
     """
 
     deltas: list[TextDelta]
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     times: RequestTimes | None = None
+    discarded_tokens: int = 0

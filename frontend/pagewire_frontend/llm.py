@@ -15,6 +15,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 from tqdm.auto import tqdm
 
+from pagewire.beam_search_params import BeamSearchParams
 from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError, PagewireError
 from pagewire.sampling_params import SamplingParams
@@ -24,16 +25,21 @@ from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
 from pagewire_frontend.llm_outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     CompletionOutput,
     Logprob,
     RequestMetrics,
     RequestOutput,
+    beam_search_output,
     request_output,
 )
 from pagewire_frontend.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Logprob",
     "RequestMetrics",
@@ -132,6 +138,33 @@ class LLM:
         params = self._params_for(sampling_params, len(listed))
         requests = [_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
         return self._run(requests, params, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Looks for the likeliest continuations of each prompt.
+
+        Args:
+            prompts: as for `generate`.
+            params: for all prompts. `max_tokens` None stands for 16 here, or the rest of the
+                context if that is less.
+            use_tqdm: show progress.
+
+        Returns:
+            One output a prompt, in the order of the prompts.
+
+        Raises:
+            InvalidArgumentError: a prompt or a parameter can't be served. Nothing has run then.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidArgumentError("params", "must be BeamSearchParams")
+        outputs = self.generate(prompts, params.as_sampling_params(), use_tqdm=use_tqdm)
+        tokenizer = self._generation.tokenizer_or_none
+        return [beam_search_output(output, tokenizer) for output in outputs]
 
     def chat(
         self,
@@ -294,6 +327,9 @@ async def _run_one(generation: Generation, job: _Job, request_id: str) -> Reques
         generation.tokenizer_or_none,
         with_logprobs=job.params.logprobs is not None,
         with_prompt_logprobs=job.params.prompt_logprobs is not None,
+        with_cumulative_logprob=(
+            job.params.beam_search is not None or job.params.num_candidates > job.params.n
+        ),
     )
 
 

@@ -27,7 +27,8 @@ class CompletionOutput:
         index: its number among the n.
         text: the answer.
         token_ids: its tokens, through the one that completed a stop string.
-        cumulative_logprob: sum over the tokens; None unless logprobs were asked for.
+        cumulative_logprob: sum over the tokens; None unless logprobs were asked for, or a search or
+            `best_of` compared them.
         logprobs: for each token, the log probabilities by token id: the token's and the likeliest
             alternatives'. None unless asked for.
         finish_reason: "stop", "length" or "abort".
@@ -99,6 +100,59 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One result of a beam search.
+
+    Attributes:
+        tokens: of the prompt and the answer.
+        text: of the prompt and the answer.
+        cum_logprob: sum over the answer's tokens.
+        output: the answer alone.
+    """
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float
+    output: CompletionOutput
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """For each token of the answer, where asked for."""
+        return self.output.logprobs
+
+    @property
+    def finish_reason(self) -> str:
+        """ "stop" at the end of sequence, "length" at max_tokens."""
+        return self.output.finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """What a beam search found for one prompt: `sequences`, best score first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def beam_search_output(request: RequestOutput, tokenizer: Tokenizer | None) -> BeamSearchOutput:
+    """From a finished search, whose cumulative log probabilities are always told."""
+    prompt = request.prompt
+    if prompt is None:
+        ids = request.prompt_token_ids
+        prompt = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                tokens=request.prompt_token_ids + output.token_ids,
+                text=prompt + output.text,
+                cum_logprob=output.cumulative_logprob or 0.0,
+                output=output,
+            )
+            for output in request.outputs
+        ]
+    )
+
+
 def request_output(
     prompt: str | None,
     finished: FinishedGeneration,
@@ -106,6 +160,7 @@ def request_output(
     *,
     with_logprobs: bool,
     with_prompt_logprobs: bool,
+    with_cumulative_logprob: bool = False,
 ) -> RequestOutput:
     """From a finished generation."""
     times = finished.times
@@ -117,7 +172,10 @@ def request_output(
         prompt=prompt,
         prompt_token_ids=finished.prompt_token_ids,
         prompt_logprobs=prompt_logprobs,
-        outputs=[_completion(sequence, with_logprobs) for sequence in finished.sequences],
+        outputs=[
+            _completion(sequence, with_logprobs, with_logprobs or with_cumulative_logprob)
+            for sequence in finished.sequences
+        ],
         metrics=RequestMetrics(
             queue_s=times.queue_s,
             prefill_s=times.prefill_s,
@@ -130,13 +188,15 @@ def request_output(
     )
 
 
-def _completion(sequence: FinishedSequence, with_logprobs: bool) -> CompletionOutput:
+def _completion(
+    sequence: FinishedSequence, with_logprobs: bool, with_cumulative_logprob: bool
+) -> CompletionOutput:
     reason = sequence.finish_reason
     return CompletionOutput(
         index=sequence.index,
         text=sequence.text,
         token_ids=sequence.token_ids,
-        cumulative_logprob=sequence.cumulative_logprob if with_logprobs else None,
+        cumulative_logprob=sequence.cumulative_logprob if with_cumulative_logprob else None,
         logprobs=[
             {
                 token.token_id: Logprob(token.logprob, token.rank, token.text)

@@ -51,6 +51,7 @@ class MeteredGeneration:
     """
 
     __slots__ = (
+        "_discarded_tokens",
         "_ended",
         "_field_names",
         "_first_token_at",
@@ -80,6 +81,7 @@ class MeteredGeneration:
         self._started_at = started_at
         self._first_token_at = 0.0
         self._num_tokens: dict[int, int] = {}
+        self._discarded_tokens = 0
         self._last_token_at: dict[int, float] = {}
         self._reasons: list[FinishReason] = []
         self._times = RequestTimes()
@@ -107,6 +109,7 @@ class MeteredGeneration:
             self._count_tokens(delta.index, delta.num_tokens, now)
             if delta.finish_reason is not None:
                 self._reasons.append(delta.finish_reason)
+        self._discarded_tokens += update.discarded_tokens
         if update.times is not None:
             self._times = update.times
         return update
@@ -132,7 +135,7 @@ class MeteredGeneration:
         now = time.monotonic()
         return Usage(
             prompt_tokens=len(self.prompt_token_ids),
-            completion_tokens=sum(self._num_tokens.values()),
+            completion_tokens=sum(self._num_tokens.values()) + self._discarded_tokens,
             first_token_s=(self._first_token_at or now) - self._started_at,
             total_s=now - self._started_at,
             times=self._times,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.beam_search_params import BeamSettings
 from pagewire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -33,7 +34,8 @@ FILES = {"tokenizer.json": b"{}" * 50_000, "tokenizer_config.json": b"{}"}
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[FakeEngine]:
-    with FakeEngine(step_time_s=STEP_TIME_S, tokenizer_files=FILES) as running:
+    config = fake_config(max_num_seqs=64)
+    with FakeEngine(config, step_time_s=STEP_TIME_S, tokenizer_files=FILES) as running:
         yield running
 
 
@@ -54,7 +56,7 @@ async def reached(request: pytest.FixtureRequest, engine: FakeEngine) -> AsyncIt
         stats = engine.built.engine.stats
     else:
         client = InProcessEngineClient(
-            fake_config(),
+            fake_config(max_num_seqs=64),
             build=lambda config, report: build_fake_engine(
                 config, report, step_time_s=STEP_TIME_S, tokenizer_files=FILES
             ),
@@ -89,6 +91,48 @@ async def test_all_sequences_arrive_whole_and_end_once(reached: Reached) -> None
     assert len({tuple(ids) for ids in got.token_ids.values()}) == 3
     assert {end.finish_reason for end in got.finished.values()} == {FinishReason.LENGTH}
     assert all(end.times is not None for end in got.finished.values())
+
+
+async def test_a_beam_searchs_results_arrive_together(reached: Reached) -> None:
+    beams = BeamSettings(beam_width=4)
+    stream = await reached.client.submit(
+        request(n=3, beam_search=beams, temperature=0.0, logprobs=1, max_tokens=20)
+    )
+    turns = [turn async for turn in stream]
+    assert len(turns) == 1
+    assert [delta.sequence_index for delta in turns[0]] == [0, 1, 2]
+    assert all(len(delta.token_ids) == len(delta.logprobs) == 20 for delta in turns[0])
+    sums = [delta.cumulative_logprob for delta in turns[0]]
+    assert sums == sorted(sums, reverse=True)
+    await until_free(reached)
+
+
+async def test_an_aborted_beam_search_frees_its_blocks(reached: Reached) -> None:
+    beams = BeamSettings(beam_width=4)
+    stream = await reached.client.submit(
+        request(n=3, beam_search=beams, temperature=0.0, max_tokens=2000)
+    )
+    await asyncio.sleep(20 * STEP_TIME_S)
+    assert reached.used_blocks() > 0
+    await stream.abort()
+    await until_free(reached)
+
+
+async def until_free(reached: Reached) -> None:
+    for _ in range(500):
+        if reached.used_blocks() == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{reached.used_blocks()} blocks are still held")
+
+
+async def test_more_beams_than_run_at_a_time_are_refused_by_name(reached: Reached) -> None:
+    beams = BeamSettings(beam_width=65)
+    stream = await reached.client.submit(request(beam_search=beams, temperature=0.0))
+    with pytest.raises(InvalidArgumentError) as caught:
+        await collect(stream)
+    assert caught.value.field == "beam_width"
+    assert "max_num_seqs=64" in caught.value.message
 
 
 async def test_times_come_with_the_first_token_and_with_the_end(reached: Reached) -> None:

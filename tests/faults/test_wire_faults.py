@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.beam_search_params import BeamSettings
 from pagewire.errors import InternalError, UnavailableError
 from pagewire.v1 import engine_pb2
 from pagewire_engine.cli import DEAD_ENGINE_STATUS
@@ -30,6 +31,13 @@ PARAMS = {
     "seeded": {"temperature": 1.0, "seed": 11, "n": 2, "max_tokens": 400},
     "seed_of_the_engine": {"temperature": 1.0, "max_tokens": 400},
     "logprobs": {"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 0, "max_tokens": 300},
+    # Nothing of it is told before its end: it starts over in the next engine.
+    "beams": {
+        "temperature": 0.0,
+        "beam_search": BeamSettings(beam_width=3),
+        "n": 2,
+        "max_tokens": 300,
+    },
 }
 STEP_TIME_S = 0.005
 

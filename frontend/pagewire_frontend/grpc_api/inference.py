@@ -174,9 +174,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def _chat_request(self, request: inference_pb2.ChatRequest) -> GenerationRequest:
         model = self._serving.generation.check_model(request.model)
         request_id = check_request_id(request.request_id)
-        params = requests.sampling_params(
-            request.sampling_params, request.text_params, self._defaults()
-        )
+        params = requests.sampling_params(request, self._defaults())
         if params.prompt_logprobs is not None:
             raise InvalidArgumentError(
                 "prompt_logprobs", "Chat does not report them; Generate does"

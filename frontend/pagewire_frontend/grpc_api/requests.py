@@ -10,7 +10,7 @@ from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
-from pagewire.conversion import sampling_params_from_proto
+from pagewire.conversion import beam_search_from_proto, sampling_params_from_proto
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import (
     MAX_LOGIT_BIASES,
@@ -19,27 +19,31 @@ from pagewire.sampling_params import (
     SamplingParams,
     check_count,
 )
-from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire.v1 import inference_pb2
 from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
 from pagewire_frontend.request_ids import check_request_id
 
 
 def sampling_params(
-    message: sampling_pb2.SamplingParams,
-    text: inference_pb2.TextParams,
-    defaults: SamplingParams,
+    request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, defaults: SamplingParams
 ) -> SamplingParams:
-    """Both messages over the model's defaults.
+    """How a call's tokens are chosen and made text of: over the model's defaults, unless it asks
+    for a beam search.
 
     Raises:
         InvalidArgumentError: a value that can't be served.
     """
-    # Counted before each is looked at: a message of 16 MB holds millions.
-    check_count("logit_bias", message.logit_bias, MAX_LOGIT_BIASES)
-    check_count("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKEN_IDS)
+    text = request.text_params
     check_count("stop", text.stop, MAX_STOP_STRINGS)
-    params = sampling_params_from_proto(message, defaults)
+    if request.WhichOneof("decoding") == "beam_search":
+        params = beam_search_from_proto(request.beam_search)
+    else:
+        message = request.sampling_params
+        # Counted before each is looked at: a message of 16 MB holds millions.
+        check_count("logit_bias", message.logit_bias, MAX_LOGIT_BIASES)
+        check_count("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        params = sampling_params_from_proto(message, defaults)
     changes: dict[str, Any] = {}
     if text.stop:
         changes["stop"] = tuple(text.stop)
@@ -58,7 +62,7 @@ def generation_request(
 ) -> GenerationRequest:
     """A Generate call's request."""
     check_count("prompt_token_ids", request.token_ids.ids, max_model_len)
-    params = sampling_params(request.sampling_params, request.text_params, defaults)
+    params = sampling_params(request, defaults)
     case = request.WhichOneof("prompt")
     if case is None:
         raise InvalidArgumentError("prompt", "set text or token_ids")

@@ -36,7 +36,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
     """
     body = await read_body(request, ChatBody)
     streams = body.streams
-    names = {"prompt": "messages", "prompt_token_ids": "messages"}
+    names = {"prompt": "messages", "prompt_token_ids": "messages"} | body.field_names
     if body.max_completion_tokens is not None and body.max_tokens is None:
         names["max_tokens"] = "max_completion_tokens"
     with renaming(names):

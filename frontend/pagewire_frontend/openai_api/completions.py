@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagewire.outputs import FinishReason, PositionLogprobs
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.chunks import (
@@ -41,12 +42,14 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     """
     body = await read_body(request, CompletionBody)
     streams = body.streams
+    names = {"prompt_token_ids": "prompt"} | body.field_names
     make_requests = partial(_generation_requests, serving, body, request.state.request_id)
-    if len(await request.body()) > LONG_BODY:
-        requests = await asyncio.to_thread(make_requests)
-    else:
-        requests = make_requests()
-    generations = await serving.start_all(requests, {"prompt_token_ids": "prompt"})
+    with renaming(names):
+        if len(await request.body()) > LONG_BODY:
+            requests = await asyncio.to_thread(make_requests)
+        else:
+            requests = make_requests()
+    generations = await serving.start_all(requests, names)
     try:
         reply = _CompletionReply(serving, generations, requests, body, request.state.request_id)
         if streams:

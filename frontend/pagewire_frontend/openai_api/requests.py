@@ -16,6 +16,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from pagewire.beam_search_params import BeamSearchParams, BeamSettings
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import (
     MAX_LOGIT_BIASES,
@@ -76,6 +77,7 @@ class SamplingBody(BaseModel):
 
     model: str | None = None
     n: int | None = None
+    best_of: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -98,6 +100,9 @@ class SamplingBody(BaseModel):
     skip_special_tokens: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
 
     def sampling_params(self, defaults: SamplingParams, **changes: Any) -> SamplingParams:
         """What is set here, over the model's defaults, `changes` over both.
@@ -109,13 +114,48 @@ class SamplingBody(BaseModel):
         changes |= {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
             changes["logit_bias"] = _logit_bias(self.logit_bias)
+        if self.use_beam_search:
+            return self._beam_search(changes)
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) not in (None, getattr(BeamSettings(beam_width=1), name)):
+                raise InvalidArgumentError(name, "needs use_beam_search=true")
         return replace(defaults, **changes)
+
+    def _beam_search(self, given: dict[str, Any]) -> SamplingParams:
+        """A beam search of the width best_of, or else n. The model's defaults are about sampling
+        and play no part; nor does a seed."""
+        given.pop("seed", None)
+        n = given.pop("n", 1)
+        length_penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        early_stopping: Any = self.early_stopping  # which strings it may be is checked there
+        search = BeamSearchParams(
+            n=n,
+            beam_width=given.pop("best_of", n),
+            temperature=given.pop("temperature", 0.0),
+            length_penalty=length_penalty,
+            early_stopping=False if self.early_stopping is None else early_stopping,
+        )
+        return replace(search.as_sampling_params(), **given)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What the client called fields that errors name otherwise."""
+        if not self.use_beam_search:
+            return {}
+        width = "n" if self.best_of is None else "best_of"
+        return {"beam_width": width, "prompt_logprobs": "echo"}
 
     @property
     def streams(self) -> bool:
-        """Raises InvalidArgumentError for stream_options without a stream."""
+        """Raises InvalidArgumentError for stream_options without a stream, and for best_of with
+        one."""
         if self.stream_options is not None and not self.stream:
             raise InvalidArgumentError("stream_options", "is only allowed with stream=true")
+        if self.stream and not self.use_beam_search and self.best_of not in (None, self.n or 1):
+            raise InvalidArgumentError(
+                "best_of",
+                "can't be streamed: the best are known at the end. Leave out stream, or best_of",
+            )
         return bool(self.stream)
 
     @property
@@ -125,6 +165,7 @@ class SamplingBody(BaseModel):
 
 _SAMPLING_FIELDS = (
     "n",
+    "best_of",
     "temperature",
     "top_p",
     "presence_penalty",

@@ -11,9 +11,6 @@ from pagewire.errors import InvalidArgumentError
 # For each field, the values that ask for nothing. None and absence always do.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # Both endpoints.
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -60,7 +57,6 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         value = body.get(name)
         if value is not None and value not in neutral:
             raise InvalidArgumentError(name, f"is not supported by this server{_hint(name)}")
-    _check_best_of(body)
     _check_response_format(body.get("response_format"))
     _check_tools(body)
     options = body.get("stream_options")
@@ -72,12 +68,6 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 def _hint(name: str) -> str:
     return f": {_HINTS[name]}" if name in _HINTS else ""
-
-
-def _check_best_of(body: Mapping[str, Any]) -> None:
-    best_of = body.get("best_of")
-    if best_of is not None and best_of != (body.get("n") or 1):
-        raise InvalidArgumentError("best_of", "only a value equal to n is supported")
 
 
 def _check_response_format(response_format: Any) -> None:

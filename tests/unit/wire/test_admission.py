@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pagewire.beam_search_params import BeamSearchParams
 from pagewire.errors import InvalidArgumentError
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
@@ -39,6 +40,35 @@ def test_a_bad_field_is_named(
     with pytest.raises(InvalidArgumentError) as caught:
         admission.admit(request_id, prompt, SamplingParams(**params), past=past)
     assert caught.value.field == field
+
+
+BEAMS = BeamSearchParams(beam_width=10).as_sampling_params()
+
+
+@pytest.mark.parametrize(
+    ("field", "params", "past", "num_eos"),
+    [
+        ("best_of", SamplingParams(n=2, best_of=3), [], 1),
+        # Ten beams and nine ends of sequence take 100 candidates, more do not fit.
+        ("beam_width", BEAMS, [], 10),
+        ("past", BEAMS, [SequencePast(0, [1])], 1),
+        ("past", BEAMS, [SequencePast(0, [], FinishReason.LENGTH)], 1),
+    ],
+)
+def test_what_the_engine_can_not_search_is_named(
+    field: str, params: SamplingParams, past: list[SequencePast], num_eos: int
+) -> None:
+    admission = Admission(100, 50, 0, num_eos_token_ids=num_eos)
+    with pytest.raises(InvalidArgumentError) as caught:
+        admission.admit("r", [1], params, past=past)
+    assert caught.value.field == field
+
+
+def test_a_beam_search_that_starts_over_is_admitted() -> None:
+    admission = Admission(100, 50, 0, num_eos_token_ids=9)
+    past = [SequencePast(index, []) for index in range(10)]
+    submission = admission.admit("r", [1], BEAMS, past=past, resubmission=True)
+    assert open_sequences(submission) == dict.fromkeys(range(10), 0)
 
 
 def test_a_request_without_a_seed_is_given_one_that_the_engines_seed_repeats() -> None:
