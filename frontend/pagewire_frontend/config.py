@@ -53,6 +53,12 @@ class FrontendConfig(BaseModel):
     max_request_bytes: int = Field(
         default=16 << 20, ge=1024, description="Largest request body or gRPC message, in bytes."
     )
+    request_read_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds in which an HTTP request must have come, and one more for each 10 kB "
+        "of its body; slower clients are cut off.",
+    )
     failover_window_s: float = Field(
         default=120.0,
         gt=0,

@@ -19,6 +19,7 @@ from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.grpc_api.server import GrpcServer
 from pagewire_frontend.listening import close_all, grpc_addresses, listen
 from pagewire_frontend.openai_api.app import create_app
+from pagewire_frontend.openai_api.http_protocol import BoundedHttpProtocol
 from pagewire_frontend.ports import addresses_of, free_port
 from pagewire_frontend.serving import Serving
 
@@ -208,6 +209,7 @@ class _HttpServer:
                 access_log=serving.config.log_level == "debug",
                 server_header=False,
                 timeout_keep_alive=75,
+                http=_protocol(serving.config.request_read_timeout_s),
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -230,6 +232,13 @@ class _HttpServer:
             if tasks := self._server.server_state.tasks:
                 await asyncio.wait(tasks, timeout=5.0)
         close_all(self._sockets)
+
+
+def _protocol(timeout_s: float) -> type[BoundedHttpProtocol]:
+    class Protocol(BoundedHttpProtocol):
+        read_timeout_s = timeout_s
+
+    return Protocol
 
 
 class _Uvicorn(uvicorn.Server):

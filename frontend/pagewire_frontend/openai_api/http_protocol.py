@@ -1,0 +1,129 @@
+"""HTTP connections that can't be held open, or filled, by a request that never ends.
+
+uvicorn's httptools protocol bounds neither the bytes of a request's head nor the time in which a
+request must come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from pagewire_frontend.openai_api.errors import error_body
+
+MAX_HEAD_BYTES = 64 << 10
+# A client may take this much longer for each byte it has sent of a body: 10 kB/s are enough.
+_SECONDS_PER_BYTE = 1e-4
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection.
+
+    Attributes:
+        read_timeout_s: for a request's head, and for its body besides what its length allows for.
+            Set on a subclass, since uvicorn makes the instances.
+    """
+
+    read_timeout_s = 30.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._began_at = 0.0
+        self._reading_head = True
+        self._head_bytes = 0
+        self._body_bytes = 0
+
+    # -- the connection --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_request()
+        if self._reading_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._reading_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
+
+    # -- the parser's callbacks ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._reading_head = True
+        self._body_bytes = 0
+        if self._timer is None:
+            self._expect_request()
+
+    def on_headers_complete(self) -> None:
+        self._reading_head = False
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._reading_head = True
+        self._stop_timer()
+        super().on_message_complete()
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def _expect_request(self) -> None:
+        self._began_at = self.loop.time()
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.read_timeout_s, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        answering = cycle is not None and not cycle.response_complete and not cycle.more_body
+        if answering or self.flow.read_paused:
+            # It is we who are slow: the client waits for an answer, or until its body is read.
+            self._timer = self.loop.call_later(self.read_timeout_s, self._on_timer)
+            return
+        allowed_s = self.read_timeout_s + self._body_bytes * _SECONDS_PER_BYTE
+        rest_s = self._began_at + allowed_s - self.loop.time()
+        if rest_s > 0.001:
+            self._timer = self.loop.call_later(rest_s, self._on_timer)
+            return
+        if self._reading_head and not self._head_bytes:
+            self.transport.close()  # it never began one
+            return
+        self._refuse(408, f"the request did not come within {allowed_s:.0f} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answers in place of the application, where nothing has been answered yet, and closes."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        idle = cycle is None or cycle.response_complete or self._reading_head
+        if idle or not cycle.response_started:
+            body = error_body(status, message)
+            self.transport.write(
+                f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
+                "content-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+                + body
+            )
+        self.transport.close()
