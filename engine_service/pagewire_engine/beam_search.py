@@ -8,8 +8,10 @@ together; those that end a sequence are kept if they rank among the first `beam_
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -142,16 +144,13 @@ class BeamSearch:
         return continuation._replace(logprobs=told)
 
     def _rank(self, beams: Sequence[Beam], candidates: Sequence[Candidates]) -> list[Continuation]:
-        continuations = [
-            Continuation(index, rank, token_id, beam.cumulative_logprob + logprob)
+        of_each_beam = [
+            _continuations(index, beam, own)
             for index, (beam, own) in enumerate(zip(beams, candidates, strict=True))
-            for rank, (token_id, logprob) in enumerate(
-                zip(own.token_ids, own.logprobs, strict=True)
-            )
         ]
         # Stable: among equals the better beam, then the likelier token comes first.
-        continuations.sort(key=lambda continuation: -continuation.cumulative_logprob)
-        return continuations[: self._num_candidates]
+        ranked = heapq.merge(*of_each_beam, key=lambda each: -each.cumulative_logprob)
+        return list(itertools.islice(ranked, self._num_candidates))
 
     def _end(self, beam: Beam, last: Continuation, reason: FinishReason) -> None:
         self.hypotheses.append(
@@ -181,3 +180,9 @@ class BeamSearch:
             length = self._max_tokens  # the length that the penalty favours most
         best_possible = self._score(going_on[0].cumulative_logprob, length)
         return best_possible <= self.hypotheses[-1].score
+
+
+def _continuations(index: int, beam: Beam, own: Candidates) -> Iterator[Continuation]:
+    """A beam's, best first, made as far as they are asked for."""
+    for rank, (token_id, logprob) in enumerate(zip(own.token_ids, own.logprobs, strict=True)):
+        yield Continuation(index, rank, token_id, beam.cumulative_logprob + logprob)

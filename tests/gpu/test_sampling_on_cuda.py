@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pagewire.beam_search_params import BeamSearchParams
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.sampler import Sampler, SamplingRow
 from pagewire_kernels.philox import token_words
 from pagewire_kernels.sampling import raw_logprobs
@@ -74,3 +76,20 @@ def test_a_faulty_row_fails_alone() -> None:
     sampled, failed = Sampler(50_257, [2], "cuda").sample(logits, make_rows(4))
     assert [token.sequence_id for token in sampled] == [0, 1, 3]
     assert [sequence_id for sequence_id, _ in failed] == [2]
+
+
+@pytest.mark.parametrize("vocab_size", [49_152, 50_257])
+def test_beams_have_the_candidates_of_the_cpu_and_those_alone(vocab_size: int) -> None:
+    params = BeamSearchParams(beam_width=8, temperature=0.0).as_sampling_params()
+    rows = [SamplingRow(i, i, 0, 0, params, [1], [2]) for i in range(16)]
+    logits = torch.randn(16, vocab_size, generator=torch.Generator().manual_seed(2)) * 3
+    on_cpu, _ = beam_candidates(logits, rows, 2)
+    moved = logits.cuda()
+    together, failed = beam_candidates(moved, rows, 2)
+    assert not failed
+    for i, (ours, expected) in enumerate(zip(together, on_cpu, strict=True)):
+        assert ours.token_ids == expected.token_ids
+        assert ours.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        row = SamplingRow(i, 0, 0, 0, params, [1], [2])
+        [alone], _ = beam_candidates(moved[i : i + 1].clone(), [row], 2)
+        assert alone == ours, "not the same bits"

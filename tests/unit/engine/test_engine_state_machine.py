@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import settings as hypothesis_settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from pagewire.beam_search_params import BeamSearchParams, EarlyStopping
 from pagewire.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
 from pagewire.outputs import FinishReason
 from pagewire_engine.step import StepPlan
@@ -150,6 +151,41 @@ class EngineMachine(RuleBasedStateMachine):
             self.harness.add(request)
             self.expected[request_id] = Expected(request)
 
+    @rule(
+        prompt=PROMPTS,
+        beam_width=st.integers(1, 4),
+        n=st.integers(1, 4),
+        max_tokens=st.integers(1, 12),
+        length_penalty=st.sampled_from([-0.5, 0.0, 1.0]),
+        early_stopping=st.sampled_from([True, False, "never"]),
+        ignore_eos=st.booleans(),
+        priority=st.integers(0, 2),
+    )
+    def add_beams(
+        self,
+        prompt: list[int],
+        beam_width: int,
+        n: int,
+        max_tokens: int,
+        length_penalty: float,
+        early_stopping: EarlyStopping,
+        ignore_eos: bool,
+        priority: int,
+    ) -> None:
+        params = BeamSearchParams(
+            beam_width=beam_width,
+            n=min(n, beam_width),
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            ignore_eos=ignore_eos,
+        )
+        request = Submission(
+            str(len(self.expected)), prompt, params.as_sampling_params(), priority=priority
+        )
+        self.harness.add(request)
+        self.expected[request.request_id] = Expected(request)
+
     @rule()
     def reset_prefix_cache(self) -> None:
         blocks = self.harness.engine.scheduler.blocks
@@ -219,7 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Its prompt and past alone, and one token more, do not fit."""
         past = max((len(p.output_token_ids) for p in request.past), default=0)
         return (
-            request.sampling_params.n > self.harness.settings.max_num_seqs
+            most_sequences(request) > self.harness.settings.max_num_seqs
             or len(request.prompt_token_ids) + past + 1
             > self.harness.settings.num_blocks * BLOCK_SIZE
         )
@@ -229,7 +265,17 @@ class EngineMachine(RuleBasedStateMachine):
         num_prompt_tokens = len(request.prompt_token_ids)
         shared = num_prompt_tokens // BLOCK_SIZE
         lengths = [num_prompt_tokens + len(tokens) - 1 for tokens in whole]
+        if request.sampling_params.beam_search is not None:
+            # Beams that are not told may be as long as any.
+            longest = num_prompt_tokens + (request.sampling_params.max_tokens or 0) - 1
+            lengths = [longest] * most_sequences(request)
         return shared + sum(-(-length // BLOCK_SIZE) - shared for length in lengths)
+
+
+def most_sequences(request: Submission) -> int:
+    """Sequences it runs at a time."""
+    params = request.sampling_params
+    return params.n if params.beam_search is None else params.beam_search.beam_width
 
 
 _references: dict[tuple[str, str], list[list[int]]] = {}
