@@ -158,10 +158,14 @@ class BlockSpaceManager:
 
     # -- prefix cache --------------------------------------------------------------------------
 
-    def publish(self, sequence: Sequence) -> None:
-        """Lets others find the blocks that a sequence has filled and computed."""
+    def publish(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Lets others find the blocks that a sequence has filled.
+
+        Args:
+            num_computed_tokens: whose keys and values are in the cache by now.
+        """
         table, size = self._tables[sequence.sequence_id], self.block_size
-        num_full = sequence.num_computed_tokens // size
+        num_full = num_computed_tokens // size
         keys = extend_keys(sequence, num_full, size)
         for index in range(sequence.publish_at // size - 1, num_full):
             self._cache.publish(table[index], keys[index])
@@ -195,6 +199,12 @@ class BlockSpaceManager:
         return (num_full_blocks + 1) * self.block_size if self._caches_prefixes else sys.maxsize
 
     # -- growth --------------------------------------------------------------------------------
+
+    def has_slot(self, sequence: Sequence) -> bool:
+        """Whether a sequence has a slot for its next token, in a block that it holds alone."""
+        table = self._tables[sequence.sequence_id]
+        index = sequence.num_computed_tokens // self.block_size
+        return index < len(table) and self._ref_counts[table[index]] == 1
 
     def append_slots(
         self, sequence: Sequence, num_tokens: int
@@ -326,13 +336,9 @@ class BlockSpaceManager:
             discard: their content is not to be trusted: nobody new is to find it.
         """
         for sequence in request.sequences:
-            if discard:
-                for block in self._tables.get(sequence.sequence_id, ()):
-                    if block >= 0 and self._ref_counts[block] == 1:
-                        self._cache.forget(block)
-            self.free_sequence(sequence)
+            self.free_sequence(sequence, discard=discard)
 
-    def free_sequence(self, sequence: Sequence) -> None:
+    def free_sequence(self, sequence: Sequence, *, discard: bool = False) -> None:
         """Takes back the blocks of one sequence that no other shares. Safe to call twice."""
         sequence.publish_at = sys.maxsize
         # The last first: of a prefix, its end is the first to be evicted.
@@ -344,6 +350,8 @@ class BlockSpaceManager:
                 continue
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
+                if discard:
+                    self._cache.forget(block)
                 self._give_back(block)
 
     def _give_back(self, block: int) -> None:

@@ -43,6 +43,7 @@ class BuiltEngine:
 
     def shutdown(self) -> None:
         """Frees the worker. Safe to call twice."""
+        self.engine.close()
         self.executor.shutdown()
 
 
@@ -101,7 +102,8 @@ def assemble_engine(
         enable_prefix_caching=config.enable_prefix_caching,
         max_waiting_requests=config.max_waiting_requests,
     )
-    return Engine(executor, eos_token_ids=eos_token_ids, settings=settings)
+    overlaps = device == "cuda" if config.async_scheduling is None else config.async_scheduling
+    return Engine(executor, eos_token_ids=eos_token_ids, settings=settings, overlaps_steps=overlaps)
 
 
 def limit_threads(num_threads: int | None) -> None:

@@ -10,6 +10,8 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from pagewire.errors import (
     AlreadyExistsError,
@@ -28,6 +30,7 @@ from pagewire_engine.outputs import (
     SequenceOutput,
     StepOutputs,
 )
+from pagewire_engine.plan_runner import PlanRunner, SkippedError
 from pagewire_engine.request import Request, Sequence
 from pagewire_engine.scheduler import Schedule, Scheduler, SchedulerSettings
 from pagewire_engine.stats import EngineCounters, EngineStats
@@ -37,6 +40,16 @@ from pagewire_engine.submission import Submission
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step under way: what it computes, since when, and where its results come, if that is
+    elsewhere."""
+
+    schedule: Schedule
+    at: float
+    future: Future[StepResult] | None
+
+
 class Engine:
     """Runs requests to their end. Not thread-safe: one thread calls it (see EngineLoop).
 
@@ -44,6 +57,7 @@ class Engine:
         executor: runs the steps.
         eos_token_ids: the model's end-of-sequence ids.
         settings: the scheduler's limits.
+        overlaps_steps: whether a step is scheduled while the one before it is computed.
         clock: seconds, monotonic.
     """
 
@@ -53,6 +67,7 @@ class Engine:
         *,
         eos_token_ids: Collection[int],
         settings: SchedulerSettings,
+        overlaps_steps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -68,6 +83,9 @@ class Engine:
         self._counters = EngineCounters()
         self._last_schedule: Schedule | None = None
         self._outputs = StepOutputs(step=1)
+        self._runner = PlanRunner(executor) if overlaps_steps else None
+        self._under_way: _Launched | None = None
+        self._last_landed = 0.0
 
     # -- requests come and go ----------------------------------------------------------------
 
@@ -141,7 +159,8 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
         scheduler = self.scheduler
-        return bool(scheduler.running or scheduler.waiting or scheduler.swapped or self._outputs)
+        queues = scheduler.running or scheduler.waiting or scheduler.swapped
+        return bool(queues or self._outputs or self._under_way is not None)
 
     def stats(self) -> EngineStats:
         """A snapshot. Safe from any thread: each figure is read at once, not all at the same
@@ -179,6 +198,11 @@ class Engine:
         """Who holds which block, and what the last step computed."""
         return take_snapshot(self.scheduler, self._last_schedule, self._counters.step)
 
+    def close(self) -> None:
+        """Ends the thread that executes steps, after the one under way. Safe to call twice."""
+        if self._runner is not None:
+            self._runner.close()
+
     def _new_request(self, submission: Submission) -> Request:
         if not submission.prompt_token_ids:
             raise InvalidArgumentError("prompt_token_ids", "the prompt has no tokens")
@@ -211,26 +235,93 @@ class Engine:
         """Schedules, executes and applies one step; tells what it produced, and what ended since
         the last one.
 
+        Where steps overlap, it schedules a step and leaves it under way, and applies the one that
+        was: the worker computes while this thread books, tells and schedules.
+
         Raises:
             UnavailableError: the executor has lost its workers; the engine can't go on.
         """
-        started = self._clock()
+        if self._under_way is not None and self._must_land_first(self._under_way):
+            self._land(self._under_way)
+        before, self._under_way = self._under_way, self._launch()
+        if before is not None:
+            self._land(before)
+        if self._under_way is not None and self._runner is None:
+            self._land(self._under_way)
+        return self.take_outputs()
+
+    def _must_land_first(self, launched: _Launched) -> bool:
+        """Whether nothing may be scheduled before a step's results are there."""
+        has_failed = self._runner is not None and self._runner.has_failed
+        return launched.schedule.lacks_blocks or has_failed
+
+    def _launch(self) -> _Launched | None:
+        """Schedules a step and lets it be executed. None where there is nothing to execute."""
+        now = self._clock()
         self._counters.step += 1
         schedule = self.scheduler.schedule(self._counters.step)
         self._last_schedule = schedule
         for request, error in schedule.failures:
             self._fail(request, error)
-        self._count_scheduled(schedule, started)
-        if not schedule.plan.is_empty:
-            result = self._execute(schedule)
+        self._count_scheduled(schedule, now)
+        if schedule.plan.is_empty:
+            self._counters.count_step_end(0, 0, self._clock() - now)
+            return None
+        for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
+            sequence.num_computed_tokens += entry.num_tokens
+            if sequence.request.beam_search is not None:
+                continue  # a beam's next token is chosen when all have been computed
+            if entry.sample_for is sequence.itself:
+                sequence.expect_token()
+            else:
+                for sequence_id in entry.sample_for:
+                    self._sequences[sequence_id].expect_token()
+        self.scheduler.launched(schedule.plan.step)
+        future = None if self._runner is None else self._runner.launch(schedule.plan)
+        return _Launched(schedule, now, future)
+
+    def _land(self, launched: _Launched) -> None:
+        """Waits for a step's results, and applies them."""
+        if launched is self._under_way:
+            self._under_way = None
+        try:
+            schedule, result = self._result(launched)
+            started = max(launched.at, self._last_landed)
             self._apply(schedule, result, started)
-        self._counters.count_step_end(self._clock() - started)
-        return self.take_outputs()
+        finally:
+            self.scheduler.landed(launched.schedule.plan.step)
+        self._last_landed = self._clock()
+        prefills = schedule.plan.scheduled[schedule.num_decodes :]
+        self._counters.count_step_end(
+            prefill_tokens=sum(entry.num_tokens for entry in prefills),
+            decode_tokens=schedule.num_decodes,
+            seconds=self._last_landed - started,
+        )
+        if self._runner is not None and self._under_way is None:
+            self._runner.resume()
 
     def take_outputs(self) -> StepOutputs:
         """What there is to tell, told once."""
         outputs, self._outputs = self._outputs, StepOutputs(step=self._counters.step + 1)
         return outputs
+
+    def _result(self, launched: _Launched) -> tuple[Schedule, StepResult]:
+        """What a step produced, and its schedule, less what has ended meanwhile if it had to be
+        executed again."""
+        schedule = launched.schedule
+        if launched.future is None:
+            return schedule, self._execute(schedule)
+        try:
+            return schedule, launched.future.result()
+        except UnavailableError:
+            raise
+        except SkippedError:
+            schedule = schedule.without_ended()
+            result = self._execute(schedule)
+        except Exception:
+            logger.exception("Step %d failed; its requests are tried alone.", schedule.plan.step)
+            result = self._execute_apart(schedule)
+        return schedule, result
 
     def _execute(self, schedule: Schedule) -> StepResult:
         """Executes the plan. If that raises, each request is tried alone, so that only those at
@@ -241,6 +332,10 @@ class Engine:
             raise  # the workers are gone, and that is no request's fault
         except Exception:
             logger.exception("Step %d failed; its requests are tried alone.", schedule.plan.step)
+        return self._execute_apart(schedule)
+
+    def _execute_apart(self, schedule: Schedule) -> StepResult:
+        """Executes a plan that failed once more, request by request."""
         merged = StepResult(schedule.plan.step, sampled=[])
         for request, plan in schedule.split():
             try:
@@ -261,17 +356,16 @@ class Engine:
         """Books what a step computed: tokens in the cache, prompt log probabilities, new tokens."""
         now = self._clock()
         _count_step(schedule, now - started)
-        for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
-            sequence.num_computed_tokens += entry.num_tokens
         for sequence_id, why in result.failed:
             if sequence_id in self._sequences:
                 request = self._sequences[sequence_id].request
                 self._fail(request, InternalError(f"the model failed on this request: {why}"))
-        for sequence in schedule.sequences:
-            if sequence.num_computed_tokens >= sequence.publish_at:
-                self.scheduler.blocks.publish(sequence)
+        for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
+            num_computed_tokens = entry.start + entry.num_tokens
+            if num_computed_tokens >= sequence.publish_at:
+                self.scheduler.blocks.publish(sequence, num_computed_tokens)
         for sequence in schedule.prefills:
-            self.scheduler.share_prompt(sequence)
+            self.scheduler.share_prompt(sequence.request)
         for chunk in result.prompt_logprobs:
             self._tell_prompt_logprobs(chunk)
         for token in result.sampled:
@@ -284,11 +378,7 @@ class Engine:
             clock = sequence.request.clock
             if clock.first_scheduled is None:
                 clock.first_scheduled = now
-        prefills = schedule.plan.scheduled[schedule.num_decodes :]
-        counters = self._counters
-        counters.num_prefill_chunks += len(prefills)
-        counters.step_prefill_tokens = sum(entry.num_tokens for entry in prefills)
-        counters.step_decode_tokens = schedule.num_decodes
+        self._counters.num_prefill_chunks += len(schedule.prefills)
 
     # -- what is booked and told -------------------------------------------------------------
 

@@ -36,8 +36,10 @@ class Sequence:
         sequence_id: the engine's number for it, never reused.
         index: which of the request's n sequences.
         output_token_ids: what it has produced so far; grows by `append` alone.
-        num_tokens: of prompt and output together.
-        num_computed_tokens: tokens of `prompt + output` whose keys and values are in the cache.
+        num_tokens: of prompt and output together, those in flight included.
+        num_in_flight: tokens that steps under way will produce; the worker knows them first.
+        num_computed_tokens: tokens of `prompt + output` whose keys and values are in the cache, or
+            will be after the steps under way.
         num_blocks_told: leading entries of its block table that the worker knows.
         num_paid_tokens: tokens that were computed before it was preempted; its tenant is not
             charged for them again.
@@ -56,9 +58,11 @@ class Sequence:
         "cumulative_logprob",
         "finish_reason",
         "index",
+        "itself",
         "logprobs",
         "num_blocks_told",
         "num_computed_tokens",
+        "num_in_flight",
         "num_output_told",
         "num_paid_tokens",
         "num_tokens",
@@ -72,9 +76,11 @@ class Sequence:
     def __init__(self, request: Request, sequence_id: int, index: int) -> None:
         self.request = request
         self.sequence_id = sequence_id
+        self.itself = (sequence_id,)  # as StepPlan wants it, a step's decode being the common case
         self.index = index
         self.output_token_ids: list[int] = []
         self.num_tokens = request.num_prompt_tokens
+        self.num_in_flight = 0
         self.num_computed_tokens = 0
         self.num_blocks_told = 0
         self.num_paid_tokens = 0
@@ -86,10 +92,18 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
 
-    def append(self, token_id: int) -> None:
-        """Adds a produced token."""
-        self.output_token_ids.append(token_id)
+    def expect_token(self) -> None:
+        """A step under way will produce its next token."""
+        self.num_in_flight += 1
         self.num_tokens += 1
+
+    def append(self, token_id: int) -> None:
+        """Adds a produced token, one that was expected if any is."""
+        self.output_token_ids.append(token_id)
+        if self.num_in_flight:
+            self.num_in_flight -= 1
+        else:
+            self.num_tokens += 1
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens [start, end) of prompt and output."""
@@ -113,7 +127,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether all but its last produced token is computed."""
-        return self.num_computed_tokens == self.num_tokens - 1 and bool(self.output_token_ids)
+        num_prompt = self.request.num_prompt_tokens
+        return self.num_computed_tokens == self.num_tokens - 1 >= num_prompt
 
 
 @dataclass(slots=True)
@@ -260,7 +275,7 @@ class Request:
         """Ids of the sequences that take a token from the last row of a sequence's prefill."""
         if self.leader_alone:
             return tuple(s.sequence_id for s in self.live if not s.output_token_ids)
-        return (sequence.sequence_id,)
+        return sequence.itself
 
     def stop_reason(self, sequence: Sequence) -> tuple[FinishReason | None, int | None]:
         """Whether the last token of a sequence ends it: the reason, and the stop token id if
@@ -271,7 +286,7 @@ class Request:
                 return FinishReason.STOP, None
             if output[-1] in params.stop_token_ids:
                 return FinishReason.STOP, output[-1]
-        if sequence.num_tokens >= self.max_num_tokens:
+        if self.num_prompt_tokens + len(output) >= self.max_num_tokens:
             return FinishReason.LENGTH, None
         return None, None
 

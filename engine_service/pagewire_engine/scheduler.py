@@ -7,8 +7,9 @@ step has one budget of tokens, shared by the decodes of running sequences and by
 from __future__ import annotations
 
 import logging
+import sys
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaustedError
@@ -21,6 +22,7 @@ from pagewire_engine.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
 
+_NO_BLOCKS: list[int] = []  # shared, and never changed
 _HAS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.SWAPPED)
 
 # A preemption is worth a line; a storm of them is not worth a line each.
@@ -71,6 +73,8 @@ class Schedule:
         num_decodes: how many of those entries, from the first on, are decodes.
         block_copies: the plan's copies, by the id of the request they are for.
         failures: requests that can't go on, out of all queues already, and why.
+        lacks_blocks: some that run were left out, since nobody can be preempted while a step is
+            under way: the next schedule should wait for its results.
     """
 
     plan: StepPlan
@@ -78,6 +82,17 @@ class Schedule:
     num_decodes: int
     block_copies: dict[str, list[tuple[int, int]]]
     failures: list[tuple[Request, PagewireError]]
+    lacks_blocks: bool = False
+
+    def without_ended(self) -> Schedule:
+        """What is left of it when some of its sequences have ended meanwhile."""
+        kept = [n for n, sequence in enumerate(self.sequences) if sequence.finish_reason is None]
+        return replace(
+            self,
+            plan=replace(self.plan, scheduled=[self.plan.scheduled[n] for n in kept]),
+            sequences=[self.sequences[n] for n in kept],
+            num_decodes=sum(n < self.num_decodes for n in kept),
+        )
 
     @property
     def prefills(self) -> list[Sequence]:
@@ -125,6 +140,7 @@ class _Draft:
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
         self.preempted = False
+        self.lacks_blocks = False
         self.failures: list[tuple[Request, PagewireError]] = []
 
     def requests(self) -> set[Request]:
@@ -162,6 +178,11 @@ class Scheduler:
         self.num_block_copies = 0
         # Ids of sequences that the worker knows and need not know any longer.
         self._forgotten: list[int] = []
+        # Steps under way, and sequences that ended meanwhile: after which step their blocks, and
+        # whether those are to be discarded.
+        self._num_under_way = 0
+        self._last_launched = 0
+        self._unfreed: list[tuple[int, Sequence, bool]] = []
 
     # -- entering and leaving ----------------------------------------------------------------
 
@@ -200,7 +221,7 @@ class Scheduler:
                 self.blocks.fork(sequence, request.leader)
                 request.leader.num_computed_tokens = sequence.num_computed_tokens
             self._forgotten.append(sequence.sequence_id)
-        self.blocks.free_sequence(sequence)
+        self._free(sequence)
         if not request.live:
             self._leave_queue(request)
 
@@ -216,7 +237,8 @@ class Scheduler:
                 for sequence in request.live
                 if sequence.num_output_told is not None
             )
-        self.blocks.free(request, discard=discard)
+        for sequence in request.sequences:
+            self._free(sequence, discard=discard)
         self._leave_queue(request)
 
     def _leave_queue(self, request: Request) -> None:
@@ -227,24 +249,47 @@ class Scheduler:
             del queue[bisect_left(queue, request.order, key=_order)]
         request.status = RequestStatus.FINISHED
 
+    def _free(self, sequence: Sequence, *, discard: bool = False) -> None:
+        """Takes a sequence's blocks back, as soon as no step under way names them."""
+        if self._num_under_way:
+            sequence.publish_at = sys.maxsize
+            self._unfreed.append((self._last_launched, sequence, discard))
+        else:
+            self.blocks.free_sequence(sequence, discard=discard)
+
     # -- the step ----------------------------------------------------------------------------
 
+    def launched(self, step: int) -> None:
+        """The step is under way: what is scheduled from now on comes after it."""
+        self._num_under_way += 1
+        self._last_launched = step
+
+    def landed(self, step: int) -> None:
+        """The step is no longer under way, and its results are booked."""
+        self._num_under_way -= 1
+        while self._unfreed and self._unfreed[0][0] <= step:
+            _, sequence, discard = self._unfreed.pop(0)
+            self.blocks.free_sequence(sequence, discard=discard)
+
     def schedule(self, step: int) -> Schedule:
-        """Chooses the tokens of a step, and gives them their slots."""
+        """Chooses the tokens of a step, and gives them their slots. While another step is under
+        way, nobody is preempted: what has to be computed again is known only after it."""
         draft = _Draft(self.settings.max_num_batched_tokens, self._count_decodes())
         if not self.swapped:
             self._admit_ahead(draft)
         self._schedule_running(draft)
-        if not draft.preempted:
+        if not (draft.preempted or draft.lacks_blocks):
             self._swap_in(draft)
-        if not self.swapped and not draft.preempted:
-            self._admit_waiting(draft)
+            if not self.swapped:
+                self._admit_waiting(draft)
         return self._finish(draft, step)
 
-    def share_prompt(self, leader: Sequence) -> None:
+    def share_prompt(self, request: Request) -> None:
         """Once the leader has computed the prompt, gives the others a share in its blocks."""
-        request = leader.request
-        if not request.leader_alone or leader.num_computed_tokens < request.num_prompt_tokens:
+        if not request.leader_alone:
+            return
+        leader = request.leader
+        if leader.num_computed_tokens < request.num_prompt_tokens:
             return
         for sequence in request.live:
             if sequence is not leader:
@@ -258,7 +303,7 @@ class Scheduler:
             self.blocks.fork(parent, child)
         for beam in change.dropped:
             self._forgotten.append(beam.sequence_id)
-            self.blocks.free_sequence(beam)
+            self._free(beam)
         request.prompt_shared = True
 
     def _count_decodes(self) -> int:
@@ -281,8 +326,31 @@ class Scheduler:
         prefills.sort(key=_fair_order)
         for request in decodes + prefills:
             # Those before it may have taken its blocks.
-            if request.status is RequestStatus.RUNNING:
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            if not self._schedule_decode(draft.decodes, request):
                 self._schedule_request(draft, request)
+
+    def _schedule_decode(self, decodes: _Share, request: Request) -> bool:
+        """The common case, in few words: the next token of a single sequence, into a block that it
+        has already. Returns whether it was that."""
+        if request.is_prefilling or len(request.live) != 1 or decodes.budget == 0:
+            return False
+        if request.beam_search is not None:
+            return False
+        sequence = request.live[0]
+        start, told = sequence.num_computed_tokens, sequence.num_blocks_told
+        if not start == sequence.num_tokens - 1 < request.max_num_tokens - 1:
+            return False
+        if told * self.settings.block_size <= start or not self.blocks.has_slot(sequence):
+            return False
+        decodes.budget -= 1
+        decodes.sequences.append(sequence)
+        decodes.entries.append(
+            ScheduledSequence(sequence.sequence_id, start, 1, told, _NO_BLOCKS, sequence.itself)
+        )
+        request.account.service += OUTPUT_TOKEN_COST
+        return True
 
     def _swap_in(self, draft: _Draft) -> None:
         """Lets swapped requests go on. Not in a step that preempts: what comes in would go out."""
@@ -297,6 +365,9 @@ class Scheduler:
             if status is AllocStatus.LATER:
                 return
             if status is AllocStatus.NEVER:
+                if self._num_under_way:
+                    draft.lacks_blocks = True
+                    return
                 self._recompute(request)
                 continue
             del self.swapped[0]
@@ -321,7 +392,11 @@ class Scheduler:
                 return
             status = self._can_start(request, self._num_running_seqs())
             if status is AllocStatus.LATER:
-                for victim in self._places_for(request, draft):
+                victims = self._places_for(request, draft)
+                if victims and self._num_under_way:
+                    draft.lacks_blocks = True
+                    return
+                for victim in victims:
                     self._recompute(victim, "another tenant holds less than its share")
                     draft.preempted = True
                 status = self._can_start(request, self._num_running_seqs())
@@ -392,16 +467,23 @@ class Scheduler:
         for sequence in (request.leader,) if alone else request.live:
             end = request.num_prompt_tokens if alone else sequence.num_tokens
             num_tokens = end - sequence.num_computed_tokens
-            if num_tokens == 0:
-                continue  # a beam that waits for the others to come to choose
+            if num_tokens == 0 or sequence.num_tokens >= request.max_num_tokens:
+                # A step under way brings its prompt or its last token to an end, or it is a beam
+                # that waits for the others to come to choose.
+                continue
             samples = num_tokens <= share.budget
             if not samples:
                 num_tokens = share.budget
                 if num_tokens == 0:
                     break
             while (copied := self.blocks.append_slots(sequence, num_tokens)) is None:
+                if self._num_under_way:
+                    draft.lacks_blocks = True
+                    break
                 if self._make_room(draft, copies) is request:
                     return False
+            if copied is None:
+                break
             if copied:
                 copies.extend(copied)
                 index = sequence.num_computed_tokens // self.settings.block_size
@@ -464,6 +546,7 @@ class Scheduler:
             num_decodes=len(draft.decodes.entries),
             block_copies=draft.block_copies,
             failures=draft.failures,
+            lacks_blocks=draft.lacks_blocks,
         )
 
     # -- preemption --------------------------------------------------------------------------

@@ -72,10 +72,11 @@ class EngineCounters:
     iteration_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKEN_BOUNDS))
     step_time: Histogram = field(default_factory=lambda: Histogram(_SECONDS_BOUNDS))
 
-    def count_step_end(self, seconds: float) -> None:
-        """The last step has taken so long."""
+    def count_step_end(self, prefill_tokens: int, decode_tokens: int, seconds: float) -> None:
+        """A step has computed so many tokens, and has taken so long."""
+        self.step_prefill_tokens = prefill_tokens
+        self.step_decode_tokens = decode_tokens
         self.step_time_s = seconds
-        num_tokens = self.step_prefill_tokens + self.step_decode_tokens
-        if num_tokens:
-            self.iteration_tokens.observe(num_tokens)
+        if prefill_tokens + decode_tokens:
+            self.iteration_tokens.observe(prefill_tokens + decode_tokens)
             self.step_time.observe(seconds)

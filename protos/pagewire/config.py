@@ -103,6 +103,11 @@ class EngineConfig(BaseModel):
         ge=1,
         description="Most tokens in one step (chunked prefill). Default: 8192 on CUDA, 512 on CPU.",
     )
+    async_scheduling: bool | None = Field(
+        default=None,
+        description="Schedule the next step while one is computed. Default: on CUDA, not on CPU, "
+        "where both would compete for the cores.",
+    )
     max_waiting_requests: int = Field(
         default=4096, ge=1, description="Requests that may wait; beyond it RESOURCE_EXHAUSTED."
     )

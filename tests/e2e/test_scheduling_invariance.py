@@ -54,7 +54,14 @@ class Laboratory:
         self.eos_token_ids = load_description(files, config).eos_token_ids
         self.executor = SingleProcessExecutor(config, files)
 
-    def engine(self, *, num_blocks: int = NUM_BLOCKS, budget: int = 512, **more: Any) -> Engine:
+    def engine(
+        self,
+        *,
+        num_blocks: int = NUM_BLOCKS,
+        budget: int = 512,
+        overlaps_steps: bool = False,
+        **more: Any,
+    ) -> Engine:
         settings = SchedulerSettings(
             max_num_seqs=16,
             max_num_batched_tokens=budget,
@@ -63,7 +70,12 @@ class Laboratory:
             num_blocks=num_blocks,
             **more,
         )
-        return Engine(self.executor, eos_token_ids=self.eos_token_ids, settings=settings)
+        return Engine(
+            self.executor,
+            eos_token_ids=self.eos_token_ids,
+            settings=settings,
+            overlaps_steps=overlaps_steps,
+        )
 
     def run(self, submissions: list[Submission], **limits: Any) -> tuple[Answers, EngineStats]:
         """Runs to the end in an engine of its own; see `run_in`."""
@@ -181,6 +193,18 @@ def test_cached_equals_computed(
     assert answers == expected(alone, params)
     # Of 33, 64 and 90 tokens, as many as are in full blocks; the last one is always computed.
     assert engine.scheduler.blocks.num_tokens_hit == 32 + 48 + 80
+
+
+@BOTH
+def test_overlapping_steps_equal_single_ones(
+    laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams
+) -> None:
+    engine = laboratory.engine(num_blocks=14, budget=40, overlaps_steps=True)
+    answers, stats = laboratory.run_in(engine, requests(params))
+    engine.close()
+    assert answers == expected(alone, params)
+    assert stats.num_preemptions > 0
+    assert stats.num_prefill_chunks > len(PROMPTS)
 
 
 @BOTH

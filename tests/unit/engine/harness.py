@@ -75,6 +75,7 @@ class Harness:
         *,
         vocab_size: int = 1000,
         on_execute: Callable[[StepPlan], None] | None = None,
+        overlaps_steps: bool = False,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.settings = scheduler_settings or settings()
@@ -94,7 +95,13 @@ class Harness:
 
         self.executor.execute = recording_execute  # type: ignore[method-assign]
         extra: dict[str, Any] = {} if clock is None else {"clock": clock}
-        self.engine = Engine(self.executor, eos_token_ids=[EOS], settings=self.settings, **extra)
+        self.engine = Engine(
+            self.executor,
+            eos_token_ids=[EOS],
+            settings=self.settings,
+            overlaps_steps=overlaps_steps,
+            **extra,
+        )
         self.requests: dict[str, Recorded] = {}
 
     def add(self, *submissions: Submission) -> None:

@@ -175,7 +175,7 @@ class BlockSpaceMachine(RuleBasedStateMachine):
             self.slots[slot] = hash(tuple(sequence.tokens(0, position + 1)))
         sequence.num_computed_tokens += num_tokens
         if sequence.num_computed_tokens >= sequence.publish_at:
-            self.blocks.publish(sequence)
+            self.blocks.publish(sequence, sequence.num_computed_tokens)
 
     def copy(self, source: int, destination: int) -> None:
         for offset in range(4):

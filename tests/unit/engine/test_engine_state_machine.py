@@ -51,6 +51,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_cpu_blocks=st.sampled_from([0, 3, 20]),
         preemption_mode=st.sampled_from(["auto", "recompute", "swap"]),
         enable_prefix_caching=st.sampled_from([True, True, False]),
+        overlaps_steps=st.booleans(),
     )
     def start(
         self,
@@ -61,6 +62,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_cpu_blocks: int,
         preemption_mode: str,
         enable_prefix_caching: bool,
+        overlaps_steps: bool,
     ) -> None:
         self.harness = Harness(
             settings(
@@ -75,13 +77,15 @@ class EngineMachine(RuleBasedStateMachine):
             ),
             vocab_size=VOCAB_SIZE,
             on_execute=self.fail_if_poisoned,
+            overlaps_steps=overlaps_steps,
         )
         self.fail_next_step = False
+        self.failed_steps: set[int] = set()
         self.expected: dict[str, Expected] = {}
 
     def fail_if_poisoned(self, plan: StepPlan) -> None:
-        if self.fail_next_step:
-            self.fail_next_step = False
+        if self.fail_next_step and plan.step not in self.failed_steps:
+            self.failed_steps.add(plan.step)
             raise RuntimeError("once")
         for entry in plan.scheduled:
             if POISON in self.harness.executor.sequences[entry.sequence_id].new.prompt_token_ids:
@@ -222,6 +226,7 @@ class EngineMachine(RuleBasedStateMachine):
         # The worker forgets the last ones with the next plan.
         forgotten = self.harness.engine.scheduler._forgotten
         assert self.harness.executor.sequences.keys() == set(forgotten)
+        self.harness.engine.close()
 
     def check(self, expected: Expected, recorded: Recorded) -> None:
         request, error = expected.request, recorded.error
