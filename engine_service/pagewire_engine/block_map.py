@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
+from pagewire_engine.block_space_manager import BlockSpaceManager
 from pagewire_engine.request import Request, RequestStatus
 from pagewire_engine.scheduler import Schedule, Scheduler
 
@@ -18,12 +19,12 @@ MAX_WAITING_SHOWN = 256
 _STATE_OF_COUNT = bytes([FREE, HELD]) + bytes([SHARED]) * 254
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # hundreds a snapshot: frozen, they would take four times as long to make
 class RequestSnapshot:
     """A request at the moment of a snapshot.
 
     Attributes:
-        blocks: that its sequences hold, each once; ~n stands for block n of host memory.
+        tables: the block table of each of its sequences; ~n stands for block n of host memory.
         num_computed_tokens: of the sequence that is furthest.
         num_output_tokens: of all its sequences.
     """
@@ -33,7 +34,13 @@ class RequestSnapshot:
     num_prompt_tokens: int
     num_output_tokens: int
     num_computed_tokens: int
-    blocks: list[int]
+    tables: list[list[int]]
+
+    def blocks(self) -> list[int]:
+        """The blocks that its sequences hold, each once."""
+        if len(self.tables) == 1:
+            return self.tables[0]
+        return list(dict.fromkeys(chain.from_iterable(self.tables)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ def take_snapshot(scheduler: Scheduler, schedule: Schedule | None, step: int) ->
         reference_counts=blocks.reference_counts(),
         cached_blocks=blocks.cached_blocks(),
         cpu_reference_counts=blocks.cpu_reference_counts(),
-        requests=[_request_snapshot(scheduler, request) for request in shown],
+        requests=[_request_snapshot(blocks, request) for request in shown],
         step_requests=step_requests,
         step_tokens=[entry.num_tokens for entry in entries],
         num_decodes=schedule.num_decodes if schedule is not None else 0,
@@ -102,13 +109,16 @@ def block_states(reference_counts: Sequence[int], cached_blocks: Iterable[int] =
     return bytes(states)
 
 
-def _request_snapshot(scheduler: Scheduler, request: Request) -> RequestSnapshot:
-    sequences = request.sequences
+def _request_snapshot(blocks: BlockSpaceManager, request: Request) -> RequestSnapshot:
+    num_output_tokens = num_computed_tokens = 0
+    for sequence in request.sequences:
+        num_output_tokens += len(sequence.output_token_ids)
+        num_computed_tokens = max(num_computed_tokens, sequence.num_computed_tokens)
     return RequestSnapshot(
-        request_id=request.request_id,
-        status=request.status,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=sum(len(s.output_token_ids) for s in sequences),
-        num_computed_tokens=max(s.num_computed_tokens for s in sequences),
-        blocks=scheduler.blocks.held_blocks(request),
+        request.request_id,
+        request.status,
+        request.num_prompt_tokens,
+        num_output_tokens,
+        num_computed_tokens,
+        blocks.copied_tables(request),
     )

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from enum import Enum, auto
-from itertools import chain
 
 from pagewire_engine.prefix_cache import PrefixCache, extend_keys
 from pagewire_engine.request import Request, Sequence
@@ -383,10 +382,14 @@ class BlockSpaceManager:
         """The blocks that nobody holds and that are kept for their content."""
         return self._cache.idle_blocks()
 
-    def held_blocks(self, request: Request) -> list[int]:
-        """The blocks that a request's sequences hold, each once; ~n stands for CPU block n."""
-        tables = [self._tables.get(sequence.sequence_id, ()) for sequence in request.live]
-        return list(dict.fromkeys(chain.from_iterable(tables)))
+    def copied_tables(self, request: Request) -> list[list[int]]:
+        """The block tables of a request's sequences that have one; ~n stands for CPU block n."""
+        tables = self._tables
+        return [
+            tables[sequence.sequence_id].copy()
+            for sequence in request.live
+            if sequence.sequence_id in tables
+        ]
 
     # -- integrity -----------------------------------------------------------------------------
 

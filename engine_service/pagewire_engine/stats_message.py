@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 from pagewire.v1 import engine_pb2
@@ -9,6 +10,9 @@ from pagewire_engine.block_map import Snapshot, block_states
 from pagewire_engine.request import RequestStatus
 from pagewire_engine.stats import EngineStats
 
+# Some tens of microseconds' work.
+_REQUESTS_AT_ONCE = 16
+_PAUSE_S = 0.0005
 _STATES = {
     status: engine_pb2.EngineRequestView.State.Value(f"STATE_{status.name}")
     for status in RequestStatus
@@ -23,7 +27,11 @@ def stats_message(
 
 
 def window_message(snapshot: Snapshot) -> engine_pb2.EngineWindow:
-    """Who holds which block, and what the last step computed."""
+    """Who holds which block, and what the last step computed.
+
+    It pauses now and then: this thread and the engine's share one interpreter, and a step must not
+    wait until a watcher's message is made.
+    """
     window = engine_pb2.EngineWindow(
         blocks=block_states(snapshot.reference_counts, snapshot.cached_blocks),
         cpu_blocks=block_states(snapshot.cpu_reference_counts),
@@ -34,14 +42,21 @@ def window_message(snapshot: Snapshot) -> engine_pb2.EngineWindow:
             num_decodes=snapshot.num_decodes,
         ),
     )
-    for request in snapshot.requests:
+    for number, request in enumerate(snapshot.requests, 1):
+        blocks = request.blocks()
+        cpu_blocks: list[int] = []
+        if blocks and min(blocks) < 0:
+            cpu_blocks = [~block for block in blocks if block < 0]
+            blocks = [block for block in blocks if block >= 0]
         window.requests.add(
             id=request.request_id,
             state=_STATES[request.status],
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=request.num_output_tokens,
             num_computed_tokens=request.num_computed_tokens,
-            blocks=[block for block in request.blocks if block >= 0],
-            cpu_blocks=[~block for block in request.blocks if block < 0],
+            blocks=blocks,
+            cpu_blocks=cpu_blocks,
         )
+        if number % _REQUESTS_AT_ONCE == 0:
+            time.sleep(_PAUSE_S)
     return window

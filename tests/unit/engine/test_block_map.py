@@ -29,10 +29,10 @@ def check(harness: Harness) -> Snapshot:
     assert states.count(FREE) == stats.num_free_blocks
     assert states.count(CACHED) == stats.num_cached_blocks
     for request in snapshot.requests:
-        assert len(set(request.blocks)) == len(request.blocks)
-    shown = {block for request in snapshot.requests for block in request.blocks if block >= 0}
+        assert len(set(request.blocks())) == len(request.blocks())
+    shown = {block for request in snapshot.requests for block in request.blocks() if block >= 0}
     assert shown == {block for block, state in enumerate(states) if state in (HELD, SHARED)}
-    on_cpu = {~block for request in snapshot.requests for block in request.blocks if block < 0}
+    on_cpu = {~block for request in snapshot.requests for block in request.blocks() if block < 0}
     cpu_states = block_states(snapshot.cpu_reference_counts)
     assert on_cpu == {block for block, state in enumerate(cpu_states) if state != FREE}
     assert cpu_states.count(FREE) == stats.num_free_cpu_blocks
@@ -127,7 +127,7 @@ def test_sequences_that_share_a_prompt_share_its_blocks() -> None:
     snapshot = check(harness)
     states = block_states(snapshot.reference_counts)
     (request,) = snapshot.requests
-    assert [states[block] for block in request.blocks] == [SHARED, SHARED]
+    assert [states[block] for block in request.blocks()] == [SHARED, SHARED]
     assert (request.num_prompt_tokens, request.num_output_tokens) == (8, 3)
 
 
@@ -137,7 +137,7 @@ def test_a_request_that_ended_with_the_step_is_still_named() -> None:
     harness.step()
     snapshot = check(harness)
     (request,) = snapshot.requests
-    assert (request.status, request.blocks) == (RequestStatus.FINISHED, [])
+    assert (request.status, request.blocks()) == (RequestStatus.FINISHED, [])
     assert (snapshot.step_requests, snapshot.step_tokens) == ([0], [8])
 
 
@@ -160,7 +160,7 @@ def test_the_message_tells_blocks_of_host_memory_apart() -> None:
     harness.add(submission("x", range(8)))
     harness.step()
     snapshot = harness.engine.snapshot()
-    blocks = snapshot.requests[0].blocks
-    snapshot.requests[0].blocks.append(~5)
+    (table,) = snapshot.requests[0].tables
+    table.append(~5)
     view = window_message(snapshot).requests[0]
-    assert (list(view.blocks), list(view.cpu_blocks)) == (blocks[:-1], [5])
+    assert (list(view.blocks), list(view.cpu_blocks)) == (table[:-1], [5])
