@@ -101,6 +101,7 @@ def assemble_engine(
         preemption_mode=config.preemption_mode,
         enable_prefix_caching=config.enable_prefix_caching,
         max_waiting_requests=config.max_waiting_requests,
+        max_queue_time_s=config.max_queue_time_s,
     )
     overlaps = device == "cuda" if config.async_scheduling is None else config.async_scheduling
     return Engine(executor, eos_token_ids=eos_token_ids, settings=settings, overlaps_steps=overlaps)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pagewire.errors import (
     AlreadyExistsError,
+    DeadlineExceededError,
     InternalError,
     InvalidArgumentError,
     PagewireError,
@@ -33,6 +34,7 @@ from pagewire_engine.outputs import (
 from pagewire_engine.plan_runner import PlanRunner, SkippedError
 from pagewire_engine.request import Request, Sequence
 from pagewire_engine.scheduler import Schedule, Scheduler, SchedulerSettings
+from pagewire_engine.start_rate import StartRate
 from pagewire_engine.stats import EngineCounters, EngineStats
 from pagewire_engine.step import Candidates, PromptLogprobsChunk, SampledToken, StepResult
 from pagewire_engine.submission import Submission
@@ -81,6 +83,7 @@ class Engine:
         self._sequence_ids = itertools.count()
         self._seeds = itertools.count()
         self._counters = EngineCounters()
+        self._start_rate = StartRate()
         self._last_schedule: Schedule | None = None
         self._outputs = StepOutputs(step=1)
         self._runner = PlanRunner(executor) if overlaps_steps else None
@@ -194,6 +197,10 @@ class Engine:
             num_beam_forks=counters.num_beam_forks,
         )
 
+    def retry_after_s(self) -> float:
+        """Seconds until one that finds the queue full should come again. Safe from any thread."""
+        return self._start_rate.retry_after_s(len(self.scheduler.waiting), self._clock())
+
     def snapshot(self) -> Snapshot:
         """Who holds which block, and what the last step computed."""
         return take_snapshot(self.scheduler, self._last_schedule, self._counters.step)
@@ -259,6 +266,7 @@ class Engine:
         """Schedules a step and lets it be executed. None where there is nothing to execute."""
         now = self._clock()
         self._counters.step += 1
+        self._fail_overdue(now)
         schedule = self.scheduler.schedule(self._counters.step)
         self._last_schedule = schedule
         for request, error in schedule.failures:
@@ -373,11 +381,23 @@ class Engine:
         for candidates in result.candidates:
             self._advance_beams(candidates, now)
 
+    def _fail_overdue(self, now: float) -> None:
+        """Fails what has waited too long to start. DEADLINE_EXCEEDED and not UNAVAILABLE, for which
+        a frontend would take the engine to be going, and submit the request again."""
+        limit_s = self.settings.max_queue_time_s
+        if limit_s is None:
+            return
+        waiting = self.scheduler.waiting
+        while (request := waiting.oldest()) is not None and now - request.clock.arrival > limit_s:
+            message = f"the request has waited for more than {limit_s:g} s and not been started"
+            self._fail(request, DeadlineExceededError(f"{message}; try again later"))
+
     def _count_scheduled(self, schedule: Schedule, now: float) -> None:
         for sequence in schedule.prefills:
             clock = sequence.request.clock
             if clock.first_scheduled is None:
                 clock.first_scheduled = now
+                self._start_rate.count(now)
         self._counters.num_prefill_chunks += len(schedule.prefills)
 
     # -- what is booked and told -------------------------------------------------------------

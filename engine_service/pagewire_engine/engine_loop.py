@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from pagewire_engine.submission import Submission
 
 logger = logging.getLogger(__name__)
 
-_RETRY_AFTER_S = 1.0
 # How long `drain` waits for the step that is under way when its time is over.
 _LAST_STEP_S = 10.0
 _LEAST_LOOK_INTERVAL_S = 0.05
@@ -94,7 +94,7 @@ class EngineLoop:
         self._inbox: list[Submission | _Abort | _FailAll | _Look | _ResetPrefixCache] = []
         # Whether an id will be live once the inbox is emptied, where that differs from now.
         self._inbox_ids: dict[str, bool] = {}
-        self._num_submitted = 0
+        self._submitted: Counter[str] = Counter()
         self._draining = False
         self._stopping = False
         self._idle = True
@@ -141,10 +141,10 @@ class EngineLoop:
                     f"a live request has the id {request_id!r}", field="request_id"
                 )
             if not submission.resubmission:
-                self._check_waiting_bound()
+                self._check_waiting_bound(submission.tenant)
             self._inbox.append(submission)
             self._inbox_ids[request_id] = True
-            self._num_submitted += 1
+            self._submitted[submission.tenant] += 1
             self._wake.notify_all()
 
     def abort(
@@ -213,11 +213,21 @@ class EngineLoop:
     def _has_ended(self) -> bool:
         return (self._idle and not self._inbox) or self._stopping
 
-    def _check_waiting_bound(self) -> None:
-        limit = self._engine.settings.max_waiting_requests
-        if len(self._engine.scheduler.waiting) + self._num_submitted >= limit:
+    def _check_waiting_bound(self, tenant: str) -> None:
+        """A full queue still takes requests of a tenant that has less than an equal part of it, or
+        else one tenant's flood would shut out the others. With k tenants, no more can wait than
+        the bound times 1 + 1/2 + ... + 1/k."""
+        limit, waiting = self._engine.settings.max_waiting_requests, self._engine.scheduler.waiting
+        total = len(waiting) + self._submitted.total()
+        if total < limit:
+            return
+        own = waiting.num_waiting(tenant) + self._submitted[tenant]
+        newcomers = sum(not waiting.num_waiting(each) for each in {tenant, *self._submitted})
+        num_tenants = waiting.num_tenants + newcomers
+        if own >= limit // num_tenants:
             raise ResourceExhaustedError(
-                f"{limit} requests wait already; try again later", retry_after_s=_RETRY_AFTER_S
+                f"{total} requests wait already (--max-waiting-requests {limit}); try again later",
+                retry_after_s=self._engine.retry_after_s(),
             )
 
     # -- the loop's thread -------------------------------------------------------------------
@@ -261,7 +271,7 @@ class EngineLoop:
                 self._engine.add(command)
         self._inbox.clear()
         self._inbox_ids.clear()
-        self._num_submitted = 0
+        self._submitted.clear()
 
     def _look_now(self) -> None:
         """Takes a snapshot, but spends no more than a hundredth of the time on them."""

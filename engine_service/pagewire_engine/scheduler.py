@@ -48,6 +48,7 @@ class SchedulerSettings:
             request's sequences share them, else dropped.
         enable_prefix_caching: whether blocks are found by their content.
         max_waiting_requests: requests that may wait; more are turned away.
+        max_queue_time_s: seconds after which a request that has not started fails; None: never.
         watermark: fraction of the pool that admission leaves free.
     """
 
@@ -60,6 +61,7 @@ class SchedulerSettings:
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     enable_prefix_caching: bool = True
     max_waiting_requests: int = 4096
+    max_queue_time_s: float | None = None
     watermark: float = 0.01
 
 

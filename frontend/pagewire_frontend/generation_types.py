@@ -26,7 +26,7 @@ class GenerationRequest:
             rest of the context.
         add_special_tokens: let the tokenizer add its BOS to a text prompt. A rendered chat
             template must not.
-        tenant: whose quota it counts on.
+        tenant: whose fair share it counts on.
         priority: lower runs first.
     """
 

@@ -8,7 +8,7 @@ import secrets
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,6 +61,7 @@ class _Job:
     prompt: str | None
     token_ids: list[int]
     params: SamplingParams
+    priority: int
 
 
 class LLM:
@@ -118,6 +119,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continues each prompt.
@@ -126,6 +128,7 @@ class LLM:
             prompts: text, {"prompt": text} or {"prompt_token_ids": ids}; one, or a list of any.
             sampling_params: for all prompts, or one for each. None: the model's own defaults.
                 `max_tokens` None stands for 16 here, or the rest of the context if that is less.
+            priority: for all prompts, or one for each; lower runs first.
             use_tqdm: show progress, with input and output tokens per second.
 
         Returns:
@@ -137,7 +140,7 @@ class LLM:
         listed = _listed(prompts)
         params = self._params_for(sampling_params, len(listed))
         requests = [_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
-        return self._run(requests, params, use_tqdm)
+        return self._run(_prioritised(requests, priority), params, use_tqdm)
 
     def beam_search(
         self,
@@ -171,6 +174,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool | None = None,
@@ -183,6 +187,7 @@ class LLM:
         Args:
             messages: OpenAI-shaped messages; one conversation, or a list of them.
             sampling_params: as for `generate`; `max_tokens` None: the rest of the context.
+            priority: as for `generate`.
             chat_template: a template's text, or the name of one of the model's, for this call.
             add_generation_prompt: open the assistant's turn; None: unless the last message is
                 continued.
@@ -213,7 +218,7 @@ class LLM:
             requests.append(
                 GenerationRequest(prompt=rendered.prompt, prompt_token_ids=rendered.token_ids)
             )
-        return self._run(requests, params, use_tqdm)
+        return self._run(_prioritised(requests, priority), params, use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -292,10 +297,11 @@ async def _run_all(
         with _naming(f"prompt {n}"):
             token_ids = await generation.tokenize_prompt(request)
             limited = generation.resolve(one, len(token_ids), request.default_max_tokens)
-            jobs.append(_Job(request.prompt, token_ids, limited))
+            jobs.append(_Job(request.prompt, token_ids, limited, request.priority))
     outputs: list[RequestOutput | None] = [None] * len(jobs)
     call = secrets.token_hex(4)
-    rest = iter(enumerate(jobs))
+    # Those that the bound keeps out of the engine wait in its order.
+    rest = iter(sorted(enumerate(jobs), key=lambda item: item[1].priority))
     with _Progress(len(jobs), enabled=use_tqdm) as progress:
 
         async def work() -> None:
@@ -314,7 +320,10 @@ async def _run_all(
 
 async def _run_one(generation: Generation, job: _Job, request_id: str) -> RequestOutput:
     request = GenerationRequest(
-        request_id=request_id, prompt_token_ids=job.token_ids, sampling_params=job.params
+        request_id=request_id,
+        prompt_token_ids=job.token_ids,
+        sampling_params=job.params,
+        priority=job.priority,
     )
     running = await generation.start(request)
     try:
@@ -411,6 +420,21 @@ def _request(prompt: Prompt, where: str) -> GenerationRequest:
         prompt_token_ids=list(token_ids),
         default_max_tokens=COMPLETION_MAX_TOKENS,
     )
+
+
+def _prioritised(
+    requests: list[GenerationRequest], priority: int | Sequence[int]
+) -> list[GenerationRequest]:
+    each = [priority] * len(requests) if isinstance(priority, int) else list(priority)
+    if len(each) != len(requests):
+        raise InvalidArgumentError(
+            "priority",
+            f"{len(each)} priorities for {len(requests)} prompts; give one for all, or one for "
+            "each",
+        )
+    if not all(isinstance(one, int) and -(2**31) <= one < 2**31 for one in each):
+        raise InvalidArgumentError("priority", "must be whole numbers of 32 bits")
+    return [replace(request, priority=one) for request, one in zip(requests, each, strict=True)]
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:

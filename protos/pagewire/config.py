@@ -109,7 +109,17 @@ class EngineConfig(BaseModel):
         "where both would compete for the cores.",
     )
     max_waiting_requests: int = Field(
-        default=4096, ge=1, description="Requests that may wait; beyond it RESOURCE_EXHAUSTED."
+        default=4096,
+        ge=1,
+        description="Requests that may wait; beyond it RESOURCE_EXHAUSTED (HTTP 429) for tenants "
+        "that have their part of the queue already.",
+    )
+    max_queue_time_s: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds after which a request that has not started fails as "
+        "DEADLINE_EXCEEDED (HTTP 504). Default: it waits on.",
     )
     attention_backend: Literal["auto", "torch", "cpu"] = Field(
         default="auto",

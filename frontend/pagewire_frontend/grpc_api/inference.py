@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import grpc
@@ -25,6 +26,7 @@ from pagewire_frontend.grpc_api.responses import (
 from pagewire_frontend.grpc_api.streams import ResponseStream
 from pagewire_frontend.request_ids import check_request_id
 from pagewire_frontend.serving import Serving
+from pagewire_frontend.tenants import tenant_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,7 +45,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     @answers_errors
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        generation_request = self._generate_request(request)
+        generation_request = self._generate_request(request, context)
         response = inference_pb2.GenerateResponse(
             request_id=generation_request.request_id, model=generation_request.model
         )
@@ -56,7 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     ) -> inference_pb2.GenerateResponse:
         """One message, however long: clients that ask for many prompt logprobs stream, or raise
         their limit."""
-        generation_request = self._generate_request(request)
+        generation_request = self._generate_request(request, context)
         async with self._serving.run(generation_request) as generation:
             whole = await generation.collect()
         response = inference_pb2.GenerateResponse(
@@ -73,7 +75,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     @answers_errors
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> None:
-        generation_request = await self._chat_request(request)
+        generation_request = await self._chat_request(request, context)
         response = inference_pb2.ChatResponse(
             request_id=generation_request.request_id, model=generation_request.model
         )
@@ -84,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def ChatUnary(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> inference_pb2.ChatResponse:
-        generation_request = await self._chat_request(request)
+        generation_request = await self._chat_request(request, context)
         response = inference_pb2.ChatResponse(
             request_id=generation_request.request_id, model=generation_request.model
         )
@@ -164,14 +166,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         name = self._serving.generation.check_model(model)
         raise UnimplementedError(f"{name} generates text; it gives no {what}")
 
-    def _generate_request(self, request: inference_pb2.GenerateRequest) -> GenerationRequest:
+    def _generate_request(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> GenerationRequest:
         model = self._serving.generation.check_model(request.model)
         info = self._serving.generation.model_info
-        return requests.generation_request(
+        generation_request = requests.generation_request(
             request, model, info.default_sampling_params, info.max_model_len
         )
+        return replace(generation_request, tenant=_tenant(context))
 
-    async def _chat_request(self, request: inference_pb2.ChatRequest) -> GenerationRequest:
+    async def _chat_request(
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> GenerationRequest:
         model = self._serving.generation.check_model(request.model)
         request_id = check_request_id(request.request_id)
         params = requests.sampling_params(request, self._defaults())
@@ -190,6 +197,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             prompt_token_ids=rendered.token_ids,
             sampling_params=params,
             add_special_tokens=False,
+            tenant=_tenant(context),
             priority=request.priority,
         )
 
@@ -212,6 +220,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     def _defaults(self) -> SamplingParams:
         return self._serving.generation.model_info.default_sampling_params
+
+
+def _tenant(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization" and isinstance(value, str):
+            return tenant_of(value)
+    return ""
 
 
 def _default_true(request: inference_pb2.TokenizeRequest, field: str) -> bool:

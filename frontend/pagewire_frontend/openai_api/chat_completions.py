@@ -23,6 +23,7 @@ from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody, read_body
 from pagewire_frontend.serving import MeteredGeneration, Serving
+from pagewire_frontend.tenants import tenant_of
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
 _LONG_BODY = 20_000
@@ -77,6 +78,7 @@ async def _generation_request(
         prompt_token_ids=rendered.token_ids,
         sampling_params=params,
         add_special_tokens=False,
+        tenant=tenant_of(request.headers.get("authorization")),
         priority=body.priority or 0,
     )
 

@@ -32,6 +32,7 @@ from pagewire_frontend.openai_api.event_stream import (
 from pagewire_frontend.openai_api.logprobs import CompletionLogprobs
 from pagewire_frontend.openai_api.requests import LONG_BODY, CompletionBody, read_body
 from pagewire_frontend.serving import MeteredGeneration, Serving, total_usage
+from pagewire_frontend.tenants import tenant_of
 
 
 async def create_completion(serving: Serving, request: Request) -> Response:
@@ -43,7 +44,8 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     streams = body.streams
     names = {"prompt_token_ids": "prompt"} | body.field_names
-    make_requests = partial(_generation_requests, serving, body, request.state.request_id)
+    tenant = tenant_of(request.headers.get("authorization"))
+    make_requests = partial(_generation_requests, serving, body, request.state.request_id, tenant)
     with renaming(names):
         if len(await request.body()) > LONG_BODY:
             requests = await asyncio.to_thread(make_requests)
@@ -68,7 +70,7 @@ async def create_completion(serving: Serving, request: Request) -> Response:
 
 
 def _generation_requests(
-    serving: Serving, body: CompletionBody, request_id: str
+    serving: Serving, body: CompletionBody, request_id: str, tenant: str
 ) -> list[GenerationRequest]:
     generation = serving.generation
     model = generation.check_model(body.model or "")
@@ -83,6 +85,7 @@ def _generation_requests(
             sampling_params=params,
             default_max_tokens=COMPLETION_MAX_TOKENS,
             add_special_tokens=body.add_special_tokens is not False,
+            tenant=tenant,
             priority=body.priority or 0,
         )
         for index, prompt in enumerate(prompts)

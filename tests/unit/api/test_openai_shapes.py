@@ -360,3 +360,20 @@ async def test_openapi_describes_the_bodies() -> None:
         paths = (await http.get("/openapi.json")).json()["paths"]
     schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert "messages" in schema["schema"]["properties"]
+
+
+async def test_a_key_names_the_tenant_without_being_told_to_the_engine() -> None:
+    client = FakeEngineClient()
+    async with http_client(await make_serving(client)) as http:
+        for key in ("Bearer sk-one", "bearer  sk-one ", "Bearer sk-two", "Basic sk-one", ""):
+            for path, body in (
+                ("/v1/completions", {"prompt": "ab"}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ):
+                response = await http.post(path, json=body, headers={"authorization": key})
+                assert response.status_code == 200, response.text
+    one, same, other, basic, none = (request.tenant for request in client.requests[::2])
+    assert [request.tenant for request in client.requests[1::2]] == [one, same, other, basic, none]
+    assert one == same != other
+    assert basic == none == ""
+    assert "sk" not in one

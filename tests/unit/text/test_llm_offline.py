@@ -326,3 +326,14 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(FailedPreconditionError, match=r"pip install 'pagewire\[engine\]'"):
         LLM(model="m")
+
+
+def test_priority_is_passed_on_for_all_prompts_or_one_for_each(fake: ReplayingClient) -> None:
+    with LLM.from_client(fake) as llm:
+        llm.generate(["a", "b", "c"], priority=[3, 1, 2], use_tqdm=False)
+        assert [request.priority for request in fake.requests] == [1, 2, 3]
+        llm.chat([{"role": "user", "content": "hi"}], priority=7, use_tqdm=False)
+        assert fake.requests[-1].priority == 7
+        for wrong, match in (([1], "1 priorities for 2 prompts"), ([1, 2**31], "32 bits")):
+            with pytest.raises(InvalidArgumentError, match=match):
+                llm.generate(["a", "b"], priority=wrong, use_tqdm=False)
