@@ -36,6 +36,31 @@ def test_all_that_the_ready_line_names_answers(served: Served) -> None:
     assert [(model.id, model.max_model_len) for model in models.models] == [(MODEL, 1024)]
 
 
+def test_an_answer_tells_its_phases_and_metrics_the_engine_s_figures(served: Served) -> None:
+    text = "What is the capital of France?"
+    for fields in ({"max_tokens": 4}, {"max_tokens": 64, "stop": ["Paris"]}):
+        told = served.chat(text, temperature=0, **fields)
+        metrics = told["metrics"]
+        assert metrics["prefill_s"] > 0
+        assert metrics["decode_s"] > 0
+        assert metrics["steps"] >= told["usage"]["completion_tokens"]
+        assert metrics["total_s"] >= metrics["time_to_first_token_s"] >= metrics["prefill_s"]
+    assert told["choices"][0]["stop_reason"] == "Paris"
+    with urllib.request.urlopen(served.http + "/metrics", timeout=20) as page:
+        figures = dict(
+            line.rsplit(" ", 1) for line in page.read().decode().splitlines() if line[0] != "#"
+        )
+
+    def figure(name: str) -> float:
+        return float(figures[f'pagewire_{name}{{model_name="{MODEL}"}}'])
+
+    assert figure("iteration_tokens_total_count") > 4
+    assert figure("prefix_cache_queries_total") >= figure("prefix_cache_hits_total") > 0
+    assert figure("request_decode_time_seconds_sum") > 0
+    assert figure("inter_token_latency_seconds_count") >= 3
+    assert figure("num_requests_waiting") == 0
+
+
 def test_the_page_chats_with_the_model(served: Served) -> None:
     with launched_browser() as browser:
         page = browser.new_page()

@@ -64,3 +64,31 @@ def test_256_decodes_are_scheduled_and_booked_in_about_a_millisecond() -> None:
             ratios.append((time.thread_time() - begun - executor.seconds) / yardstick)
     assert engine.stats().step_decode_tokens == NUM_SEQUENCES
     assert sorted(ratios)[len(ratios) // 4] < 0.1
+
+
+def test_a_look_at_256_requests_costs_the_loop_less_than_a_step() -> None:
+    """0.4 ms where the yardstick takes 20 ms; fails at three times that."""
+    engine = Engine(
+        FreeExecutor(),
+        eos_token_ids=[1],
+        settings=SchedulerSettings(
+            max_num_seqs=NUM_SEQUENCES,
+            max_num_batched_tokens=1 << 20,
+            max_model_len=4096,
+            block_size=16,
+            num_blocks=20_000,
+        ),
+    )
+    for number in range(NUM_SEQUENCES):
+        engine.add(submission(str(number), range(900), max_tokens=1000))
+    while engine.stats().step_decode_tokens < NUM_SEQUENCES:
+        engine.step()
+    ratios = []
+    for _ in range(10):
+        yardstick = seconds_of_a_counted_loop()
+        for _ in range(5):
+            begun = time.thread_time()
+            snapshot = engine.snapshot()
+            ratios.append((time.thread_time() - begun) / yardstick)
+    assert len(snapshot.requests) == NUM_SEQUENCES
+    assert sorted(ratios)[len(ratios) // 4] < 0.06
