@@ -45,9 +45,8 @@ def serve(settings: ServeOnlySettings) -> int:
     try:
         asyncio.run(run())
     except StartFailure as failure:
-        _say(f"{_PROG}: error: {failure}")
-        for line in failure.tail[-5:]:
-            _say(f"  {line}")
+        # Its own words have been shown already, as it said them.
+        _say(f"{_PROG}: error: {failure}; its lines above say why")
         return failure.status if failure.status > 0 else 1
     return 0
 

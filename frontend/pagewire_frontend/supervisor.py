@@ -39,7 +39,8 @@ class Service:
         stalled_s: since when it makes no progress, in seconds; 0 while it does. An exception
             means that it did not answer.
         stall_timeout_s: it is killed and restarted after so long without progress or answer.
-        after: services that must have been ready once before this one is started.
+        after: services that it leans on: they must have been ready once before it is started, and
+            are stopped only when it has ended.
     """
 
     name: str
@@ -54,10 +55,9 @@ class Service:
 class StartFailure(Exception):
     """A service could not be started at all; a restart would not help."""
 
-    def __init__(self, service: str, status: int, tail: Sequence[str]) -> None:
+    def __init__(self, service: str, status: int) -> None:
         super().__init__(f"{service} {describe_end(status)} before it was ready")
         self.status = status
-        self.tail = list(tail)
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            services: in the order in which they are started; they are stopped in the reverse.
+            services: in the order in which they are started.
             ready_line: printed once when all of them are ready for the first time.
             shutdown_timeout_s: how long each may take to end before it is killed.
         """
@@ -155,7 +155,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if not state.was_ready.is_set() and (status >= 0 or failures + 1 >= _MAX_FAILED_STARTS):
-                raise StartFailure(service.name, status, child.tail)
+                raise StartFailure(service.name, status)
             state.crashed_at = time.monotonic()
             failures = 0 if state.crashed_at - started_at > _SETTLED_S else failures
             await self._pause(service.name, child, status, failures)
@@ -203,18 +203,28 @@ class Supervisor:
             _print(self._ready_line, sys.stdout)
 
     async def _stop_children(self) -> None:
-        """Ends the children one after the other, those that lean on others first."""
-        for service in reversed(self._services):
+        """Ends the children at once, but each only when those that lean on it have ended."""
+        ended = {service.name: asyncio.Event() for service in self._services}
+
+        async def stop(service: Service) -> None:
+            for other in self._services:
+                if service.name in other.after:
+                    await ended[other.name].wait()
             child = self._states[service.name].child
-            if child is None:
-                continue
-            child.terminate()
-            try:
-                await asyncio.wait_for(child.wait(), self._shutdown_timeout_s)
-            except TimeoutError:
-                self._report(f"{service.name} did not end in {self._shutdown_timeout_s:g} s: kill")
-                child.kill()
-                await child.wait()
+            if child is not None:
+                await self._stop_child(service.name, child)
+            ended[service.name].set()
+
+        await asyncio.gather(*(stop(service) for service in self._services))
+
+    async def _stop_child(self, name: str, child: ChildProcess) -> None:
+        child.terminate()
+        try:
+            await asyncio.wait_for(child.wait(), self._shutdown_timeout_s)
+        except TimeoutError:
+            self._report(f"{name} did not end in {self._shutdown_timeout_s:g} s: kill")
+            child.kill()
+            await child.wait()
 
     def _writer(self, name: str) -> Callable[[str, bool], None]:
         def write(line: str, is_error: bool) -> None:

@@ -137,8 +137,11 @@ def test_an_unknown_model_ends_with_the_engines_own_error(tmp_path: Path) -> Non
     flags = ["--model", str(tmp_path / "no-such-model"), "--http-port=0", "--grpc-port=0"]
     with ServeProcess([*flags, "--ui-port=0"], cwd=tmp_path) as process:
         assert process.wait() in (1, 2)
-        report = process.output[process.output.index("pagewire serve: error: engine ended with") :]
-        assert "no-such-model" in report
+        assert "pagewire serve: error: engine ended with" in process.output
+        # The engine's own words, once.
+        words = [line for line in process.output.splitlines() if "error" in line]
+        assert [line.startswith("engine ") for line in words] == [True, False]
+        assert "no-such-model" in words[0]
         assert "restart in" not in process.output
 
 
