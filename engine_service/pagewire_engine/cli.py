@@ -17,6 +17,7 @@ from types import FrameType
 
 from pagewire.config import EngineConfig
 from pagewire.errors import PagewireError
+from pagewire.process_end import end_process
 from pagewire.settings import describe_failure, parse_settings
 
 # A thread that wants the interpreter waits this long for one that computes; Python's default of
@@ -31,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine until SIGINT or SIGTERM.
 
     Returns:
-        The exit status: 0 after a clean shutdown, 1 when it can't start. An engine that died while
-        it served ends the process at once, with DEAD_ENGINE_STATUS.
+        The exit status where it did not get as far as to serve: 1 when it can't start. Once it
+        serves, its end is the process's: with 0 after a clean shutdown, with DEAD_ENGINE_STATUS
+        where the engine died.
     """
     config = parse_settings(
         EngineConfig,
@@ -96,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os._exit(DEAD_ENGINE_STATUS)
     print("engine-service: stopping", file=sys.stderr, flush=True)
     server.stop()
-    return 0
+    return end_process(0)
 
 
 def _share_one_arena() -> None:

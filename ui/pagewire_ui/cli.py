@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pagewire.process_end import end_process
 from pagewire.settings import SettingsError, exit_with_error, parse_settings
 from pagewire_ui.config import UiConfig
 
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SettingsError as error:
         exit_with_error(_PROG, str(error))
     asyncio.run(server.run(sockets))
+    end_process(0)
 
 
 if __name__ == "__main__":
