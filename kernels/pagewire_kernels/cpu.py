@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 
 import torch
 
@@ -161,13 +162,16 @@ def load_backend(device: torch.device) -> CpuAttention:
 
 
 @functools.cache
-def load_library() -> ctypes.CDLL:
+def load_library(path: Path | None = None) -> ctypes.CDLL:
     """The built library.
+
+    Args:
+        path: default: the one for this machine's processor.
 
     Raises:
         BackendUnavailableError: it was not built for these sources and this processor.
     """
-    path = library_path()
+    path = path or library_path()
     if not path.exists():
         raise BackendUnavailableError(
             "the C++ kernels are not built on this machine; run `python -m pagewire_kernels.build` "

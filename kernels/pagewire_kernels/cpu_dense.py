@@ -5,6 +5,7 @@ Weights are fp32, bfloat16, float16 or int8; everything else is fp32, whatever t
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +37,16 @@ class CpuDense:
     A row's result is the same to the last bit whatever other rows are computed with it.
     """
 
-    def __init__(self) -> None:
-        """Loads the library.
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        """Takes the library.
+
+        Args:
+            library: default: the one for this machine's processor.
 
         Raises:
             BackendUnavailableError: the kernels were not built.
         """
-        self._library = load_library()
+        self._library = library or load_library()
 
     def activations(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32

@@ -29,6 +29,8 @@ def start() -> Generate:
             "kv_cache_memory": _KV_CACHE_BYTES,
             "num_threads": 2,
             "skip_tokenizer_init": True,
+            # Each prompt is prefilled twice, to be timed alone; no peer remembers it either.
+            "enable_prefix_caching": False,
             **settings,
         }
     )

@@ -13,6 +13,8 @@ import torch
 
 from pagewire_kernels import build, cpu
 from pagewire_kernels.attention import BackendUnavailableError, load_attention_backend
+from pagewire_kernels.cpu_dense import CpuDense
+from pagewire_kernels.quantization import quantize_int8
 from pagewire_kernels.sampling import TorchChooser, load_token_chooser
 
 
@@ -98,23 +100,15 @@ def test_a_processor_gets_the_best_level_it_has(
 def test_lower_levels_compute_the_same(level: build.Level) -> None:
     if not level.features <= build._features():
         pytest.skip("not an x86 processor of this level")
-    path = build.build(level)
-    program = """if True:
-        import sys, torch
-        from pathlib import Path
-        from pagewire_kernels import cpu
-        cpu.library_path = lambda: Path(sys.argv[1])
-        from pagewire_kernels.cpu_dense import CpuDense
-        from pagewire_kernels.quantization import quantize_int8
-        generator = torch.Generator().manual_seed(0)
-        hidden = torch.randn(30, 70, generator=generator)
-        weight = torch.randn(50, 70, generator=generator)
-        dense = CpuDense()
-        for narrow in (weight, weight.bfloat16(), weight.half(), quantize_int8(weight)):
-            wide = narrow.dequantized() if hasattr(narrow, "scales") else narrow.float()
-            torch.testing.assert_close(dense.linear(hidden, dense.pack(narrow)), hidden @ wide.t())
-        """
-    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    dense = CpuDense(cpu.load_library(build.build(level)))
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(30, 70, generator=generator), torch.randn(50, 70)
+    for narrow in (weight, weight.bfloat16(), weight.half()):
+        got = dense.linear(hidden, dense.pack(narrow))
+        torch.testing.assert_close(got, hidden @ narrow.float().t(), atol=1e-4, rtol=1e-5)
+    rounded = quantize_int8(weight)
+    got = dense.linear(hidden, dense.pack(rounded))
+    torch.testing.assert_close(got, hidden @ rounded.dequantized().t(), atol=1e-4, rtol=1e-5)
 
 
 def test_the_command_line_reports_failure(nothing_built: Path) -> None:
