@@ -281,12 +281,13 @@ class Request:
         """Whether the last token of a sequence ends it: the reason, and the stop token id if
         one did."""
         output, params = sequence.output_token_ids, self.sampling_params
-        if len(output) >= params.min_tokens:
-            if output[-1] in self._eos_token_ids:
+        token_id, num_tokens = output[-1], len(output)
+        if num_tokens >= params.min_tokens:
+            if token_id in self._eos_token_ids:
                 return FinishReason.STOP, None
-            if output[-1] in params.stop_token_ids:
-                return FinishReason.STOP, output[-1]
-        if self.num_prompt_tokens + len(output) >= self.max_num_tokens:
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP, token_id
+        if self.num_prompt_tokens + num_tokens >= self.max_num_tokens:
             return FinishReason.LENGTH, None
         return None, None
 

@@ -430,6 +430,8 @@ class Scheduler:
         return TenantShares(self.running, total, settings.block_size)
 
     def _admit_waiting(self, draft: _Draft) -> None:
+        if not self.waiting:
+            return
         num_seqs = self._num_running_seqs()
         while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
             status = self._can_start(request, num_seqs)
