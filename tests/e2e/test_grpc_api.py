@@ -274,6 +274,20 @@ async def test_an_allowed_watcher_sees_the_engine_and_no_request_s_id() -> None:
             call.cancel()
 
 
+async def test_a_watcher_does_not_hold_up_the_end() -> None:
+    async with running_frontend(
+        FakeEngineClient(), allow_watch_stats=True, grace_period_s=30.0
+    ) as server:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}")
+        watching = operations_pb2_grpc.ObservabilityStub(channel).WatchStats(
+            engine_pb2.GetStatsRequest(interval_ms=100)
+        )
+        await watching.read()
+        started = time.monotonic()
+    assert time.monotonic() - started < 15
+    await channel.close()
+
+
 async def test_frequent_pings_do_not_end_a_silent_stream(
     engine: FakeEngineClient, server: FrontendServer
 ) -> None:
