@@ -201,6 +201,10 @@ class Engine:
         """Seconds until one that finds the queue full should come again. Safe from any thread."""
         return self._start_rate.retry_after_s(len(self.scheduler.waiting), self._clock())
 
+    def now(self) -> float:
+        """The engine's clock, in seconds. Safe from any thread."""
+        return self._clock()
+
     def snapshot(self) -> Snapshot:
         """Who holds which block, and what the last step computed."""
         return take_snapshot(self.scheduler, self._last_schedule, self._counters.step)
@@ -224,7 +228,7 @@ class Engine:
             first_sequence_id=first_sequence_id,
             max_model_len=self.settings.max_model_len,
             eos_token_ids=self._eos_token_ids,
-            now=self._clock(),
+            now=self._clock() if submission.arrival is None else submission.arrival,
         )
 
     def _refuse(self, submission: Submission, error: PagewireError) -> None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagewire.errors import (
     AlreadyExistsError,
@@ -133,6 +133,8 @@ class EngineLoop:
             UnavailableError: the engine takes no more requests.
         """
         request_id = submission.request_id
+        # The step that is under way counts as time in the queue.
+        submission = replace(submission, arrival=self._engine.now())
         with self._wake:
             if self._draining or self._stopping:
                 raise UnavailableError("the engine is shutting down")

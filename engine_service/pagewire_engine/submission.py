@@ -32,6 +32,7 @@ class Submission:
             its version: requests share cached blocks only with those of the same.
         past: see SequencePast.
         resubmission: admitted before; queue bounds do not apply.
+        arrival: when it was handed over, in seconds of the engine's clock; None: as it is added.
     """
 
     request_id: str
@@ -42,3 +43,4 @@ class Submission:
     cache_key: str = ""
     past: list[SequencePast] = field(default_factory=list)
     resubmission: bool = False
+    arrival: float | None = None

@@ -18,7 +18,7 @@ from pagewire.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from pagewire.outputs import FinishReason
+from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_engine.block_map import Snapshot
 from pagewire_engine.engine import Engine
 from pagewire_engine.engine_loop import EngineLoop
@@ -37,6 +37,7 @@ class Answers:
         self.changed = threading.Condition()
         self.tokens: dict[tuple[str, int], list[int]] = {}
         self.reasons: dict[tuple[str, int], FinishReason] = {}
+        self.times: dict[tuple[str, int], RequestTimes] = {}
         self.errors: dict[str, PagewireError] = {}
         self.published = 0
 
@@ -51,6 +52,8 @@ class Answers:
                 tokens += output.token_ids
                 if output.finish_reason is not None:
                     self.reasons[key] = output.finish_reason
+                    assert output.times is not None
+                    self.times[key] = output.times
             for failure in outputs.failures:
                 assert failure.request_id not in self.errors
                 self.errors[failure.request_id] = failure.error
@@ -388,6 +391,21 @@ def test_a_flood_of_long_prompts_hardly_holds_up_the_loop(start: Callable[..., R
     assert sorted(seconds)[190] < 0.05
     running.answers.wait_for_end("decoding")
     running.answers.wait_for(lambda: len(running.answers.errors) == 200)
+
+
+def test_time_spent_behind_the_step_under_way_counts_as_time_in_the_queue() -> None:
+    gate = Gate()
+    running = Running(FakeExecutor(32, 4, on_execute=gate))
+    running.loop.start()
+    running.loop.submit(submission("first", range(5), max_tokens=1))
+    assert gate.entered.wait(TIMEOUT_S)
+    running.loop.submit(submission("second", range(5), max_tokens=1))
+    time.sleep(0.3)
+    gate.open.set()
+    running.answers.wait_for_end("second")
+    running.loop.stop()
+    assert running.answers.times["second", 0].queue_s >= 0.3
+    assert running.answers.times["first", 0].queue_s < 0.3
 
 
 def test_a_look_shows_an_idle_engine_at_once_and_a_busy_one_between_two_steps() -> None:
