@@ -27,7 +27,15 @@ _HAS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.SWAPPED)
 
 # A preemption is worth a line; a storm of them is not worth a line each.
 _PREEMPTIONS_PER_WARNING = 50
-_TOO_FEW_BLOCKS = "there are not enough free KV blocks for all running requests"
+_TOO_FEW_BLOCKS = (
+    "there are not enough free KV blocks for all running requests. This lengthens its answer time. "
+    "Give the KV cache more memory (--kv-cache-memory, --gpu-memory-utilization) or run fewer "
+    "sequences at a time (--max-num-seqs)."
+)
+_SHARE_OF_ANOTHER = (
+    "another tenant holds less than its share. This lengthens its answer time, and is rarer where "
+    "more sequences run at a time (--max-num-seqs, --kv-cache-memory)."
+)
 # How far a tenant that was idle may be behind the others: so many full steps.
 _BURST_STEPS = 2
 
@@ -399,7 +407,7 @@ class Scheduler:
                     draft.lacks_blocks = True
                     return
                 for victim in victims:
-                    self._recompute(victim, "another tenant holds less than its share")
+                    self._recompute(victim, _SHARE_OF_ANOTHER)
                     draft.preempted = True
                 status = self._can_start(request, self._num_running_seqs())
             elif not self._overtakes(request):
@@ -617,9 +625,7 @@ class Scheduler:
         self.num_preemptions += 1
         if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
             logger.warning(
-                "Request %s is preempted by %s because %s. This lengthens its answer time. Give "
-                "the KV cache more memory (--kv-cache-memory, --gpu-memory-utilization) or run "
-                "fewer sequences at a time (--max-num-seqs). Preemptions since start: %d.",
+                "Request %s is preempted by %s because %s Preemptions since start: %d.",
                 request.request_id,
                 how,
                 cause,

@@ -45,7 +45,14 @@ class Traffic:
 
 
 def poisson(
-    tenant: str, rate: float, duration_s: float, *, prompt: int, output: int, seed: int
+    tenant: str,
+    rate: float,
+    duration_s: float,
+    *,
+    prompt: int,
+    output: int,
+    seed: int,
+    vocab_size: int = 1000,
 ) -> list[Arrival]:
     """Arrivals of a Poisson process of `rate` requests a second."""
     source, time_s, arrivals = random.Random(f"{tenant} {seed}"), 0.0, []
@@ -53,7 +60,7 @@ def poisson(
         params = SamplingParams(temperature=0.0, seed=1, max_tokens=output, ignore_eos=True)
         request_id = f"{tenant}-{len(arrivals)}"
         # Prompts that share no prefix.
-        tokens = [source.randrange(2, 1000) for _ in range(prompt)]
+        tokens = [source.randrange(2, vocab_size) for _ in range(prompt)]
         arrivals.append(Arrival(time_s, Submission(request_id, tokens, params, tenant=tenant)))
     return arrivals
 
