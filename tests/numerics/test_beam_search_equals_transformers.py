@@ -36,6 +36,7 @@ def run(
     num_blocks: int = 256,
     max_num_batched_tokens: int = 256,
     block_size: int = 4,
+    swap_space: int = 0,
 ) -> tuple[Answers, EngineStats]:
     """All requests together, to their end."""
     config = EngineConfig(
@@ -44,7 +45,8 @@ def run(
         dtype="float32",
         skip_tokenizer_init=True,
         block_size=block_size,
-        num_blocks_override=num_blocks,
+        num_gpu_blocks_override=num_blocks,
+        swap_space=swap_space,
         max_model_len=min(128, num_blocks * block_size),
     )
     executor = SingleProcessExecutor(config, resolve_model(config))
@@ -54,6 +56,7 @@ def run(
         max_model_len=executor.info().max_model_len,
         block_size=block_size,
         num_blocks=num_blocks,
+        num_cpu_blocks=executor.info().num_cpu_blocks,
     )
     engine = Engine(executor, eos_token_ids=eos_token_ids, settings=settings)
     answers: Answers = {request.request_id: [] for request in requests}
@@ -156,7 +159,10 @@ def test_tiny_models_give_what_transformers_gives(
         assert FinishReason.STOP in reasons, "no sequence ended: other ids are needed"
 
 
-def test_company_chunks_and_preemption_change_nothing(tiny_model: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("swap_space", [0, 1 << 20], ids=["recompute", "swap"])
+def test_company_chunks_and_preemption_change_nothing(
+    tiny_model: tuple[Path, Any], swap_space: int
+) -> None:
     folder, _ = tiny_model
     requests = [
         submission(str(number), _prompt(50 + number, 14 + number), beam_width=4, max_tokens=24)
@@ -167,8 +173,16 @@ def test_company_chunks_and_preemption_change_nothing(tiny_model: tuple[Path, An
         answer, stats = run(folder, [request], _EOS)
         assert stats.num_preemptions == 0
         alone |= answer
-    pressed, stats = run(folder, requests, _EOS, num_blocks=20, max_num_batched_tokens=12)
+    pressed, stats = run(
+        folder,
+        requests,
+        _EOS,
+        num_blocks=20,
+        max_num_batched_tokens=12,
+        swap_space=swap_space,
+    )
     assert stats.num_preemptions > 0
+    assert (stats.num_swaps > 0) == (swap_space > 0)
     assert stats.num_prefill_chunks > 2 * len(requests)
     for request in requests:
         ours = [output.token_ids for output in pressed[request.request_id]]
