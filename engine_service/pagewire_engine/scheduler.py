@@ -367,7 +367,7 @@ class Scheduler:
         while self.swapped:
             request = self.swapped[0]
             num_seqs = len(request.live)
-            if num_seqs > draft.prefills.budget:
+            if draft.prefills.budget == 0:
                 return
             if self._num_running_seqs() + request.most_sequences > self.settings.max_num_seqs:
                 return
@@ -387,8 +387,10 @@ class Scheduler:
             for sequence in request.live:
                 sequence.num_blocks_told = 0
             if not request.is_prefilling:
-                draft.prefills.budget -= num_seqs
-                draft.decodes.budget += num_seqs
+                # The rest of them wait for a later step, where one has not the tokens for all.
+                taken = min(num_seqs, draft.prefills.budget)
+                draft.prefills.budget -= taken
+                draft.decodes.budget += taken
             self._schedule_request(draft, request)
 
     def _num_running_seqs(self) -> int:

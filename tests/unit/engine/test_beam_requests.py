@@ -82,7 +82,7 @@ def test_the_worker_is_told_of_forks_alone() -> None:
     assert len(harness.executor.sequences) <= 3, "dropped beams are forgotten"
 
 
-def test_company_chunks_and_priority_change_nothing() -> None:
+def test_company_and_chunks_change_nothing() -> None:
     requests = [beams("a", range(23)), beams("b", range(5, 20), beam_width=4, n=1)]
     harness = Harness(settings(num_blocks=128, max_num_batched_tokens=7))
     others = [submission(str(i), range(i, i + 9), n=2, temperature=1.0) for i in range(3)]
@@ -143,6 +143,15 @@ def test_swapped_beams_go_on_as_if_nothing_had_been() -> None:
     assert stats.num_beam_forks > 0
     for request in requests:
         assert harness.tokens(request.request_id) == alone(request)
+
+
+def test_more_beams_than_tokens_a_step_come_back_from_host_memory() -> None:
+    harness = Harness(settings(num_blocks=10, max_num_batched_tokens=2, num_cpu_blocks=64))
+    request = beams("x", range(9), max_tokens=8)
+    harness.add(submission("first", range(4), max_tokens=30), request)
+    harness.run()
+    assert harness.engine.stats().num_swaps > 0
+    assert harness.tokens("x") == alone(request)
 
 
 def test_beams_start_from_a_cached_prompt() -> None:
