@@ -12,6 +12,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pagewire.config import EngineConfig
+from pagewire.listening import LOOPBACK, addresses_of, can_bind, check_free, free_port
+from pagewire.settings import SettingsError
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
@@ -29,7 +31,6 @@ SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 MAX_REQUEST_BYTES = 16 << 20
 STUCK_AFTER_S = 30.0
 _CALL_THREADS = 24
-_BIND_ATTEMPTS = 20
 _SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     # A second server on the same port is an error, not a silent share of the calls.
@@ -156,9 +157,11 @@ def check_addresses(config: EngineConfig) -> None:
     """
     if config.stream_endpoint is not None:
         check_endpoint(config.stream_endpoint)
-    host = "127.0.0.1" if config.host == "localhost" else _bracketed(config.host)
-    if not _can_bind(host, config.port):
-        raise _cannot_listen(host, config.port)
+    host = LOOPBACK if config.host == "localhost" else config.host
+    try:
+        check_free(addresses_of(host.strip("[]")), config.port, "--port")
+    except SettingsError:
+        raise _cannot_listen(host, config.port) from None
 
 
 def bind(server: grpc.Server, host: str, port: int) -> int:
@@ -173,20 +176,17 @@ def bind(server: grpc.Server, host: str, port: int) -> int:
     """
     if host not in LOOPBACK_NAMES:
         return _add_port(server, _bracketed(host), port)
-    first, second = ("[::1]", "127.0.0.1") if host == "::1" else ("127.0.0.1", "[::1]")
-    if port:
-        bound = _add_port(server, first, port)
-        if _can_bind(second, bound):
-            _add_port(server, second, bound)
-        return bound
-    for _ in range(_BIND_ATTEMPTS):
+    loopbacks = addresses_of("localhost")
+    if host == "::1":
+        loopbacks.reverse()
+    try:
         # A port that is free on both, found before gRPC takes either: it can't give one back.
-        candidate = _free_port(first)
-        if _can_bind(second, candidate) or not _can_bind(second, 0):
-            break
-    bound = _add_port(server, first, candidate)
-    if _can_bind(second, bound):
-        _add_port(server, second, bound)
+        bound = port or free_port(loopbacks)
+    except SettingsError:
+        raise _cannot_listen(host, port) from None
+    for number, (family, address) in enumerate(loopbacks):
+        if number == 0 or can_bind((family, address), bound):
+            _add_port(server, _bracketed(address), bound)
     return bound
 
 
@@ -203,7 +203,7 @@ def _add_port(server: grpc.Server, host: str, port: int) -> int:
 def _bracketed(host: str) -> str:
     """The host as addresses spell it; "*" is every address of the machine."""
     if host == "*":
-        return "[::]" if _can_bind("[::]", 0) else "0.0.0.0"
+        return "[::]" if can_bind((socket.AF_INET6, "::"), 0) else "0.0.0.0"
     return f"[{host}]" if ":" in host and "[" not in host else host
 
 
@@ -213,25 +213,3 @@ def _cannot_listen(host: str, port: int) -> StartupError:
         "machine's; choose another with --port and --host",
         field="port",
     )
-
-
-def _open(host: str) -> socket.socket:
-    opened = socket.socket(socket.AF_INET6 if "[" in host else socket.AF_INET)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return opened
-
-
-def _can_bind(host: str, port: int) -> bool:
-    try:
-        with _open(host) as probe:
-            probe.bind((host.strip("[]"), port))
-    except OSError:
-        return False
-    return True
-
-
-def _free_port(host: str) -> int:
-    with _open(host) as probe:
-        probe.bind((host.strip("[]"), 0))
-        port: int = probe.getsockname()[1]
-    return port

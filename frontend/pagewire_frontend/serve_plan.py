@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from pagewire.config import EngineConfig
+from pagewire.listening import LOOPBACK, addresses_of, free_port
 from pagewire.settings import (
     CONFIG_VARIABLE,
     SettingsError,
@@ -21,7 +22,7 @@ from pagewire.settings import (
 )
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.model_download import MODEL_NAME
-from pagewire_frontend.ports import LOOPBACK, addresses_of, choose_ports, free_port
+from pagewire_frontend.ports import choose_ports
 from pagewire_frontend.probes import ENGINE_SERVICE, INFERENCE_SERVICE, GrpcProbe, http_answers
 from pagewire_frontend.serve_settings import (
     ENGINE_INTERNALS,

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from pagewire.errors import PagewireError, UnavailableError
+from pagewire.listening import addresses_of, close_all, free_port, grpc_addresses, listen
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.grpc_api.server import GrpcServer
-from pagewire_frontend.listening import close_all, grpc_addresses, listen
 from pagewire_frontend.openai_api.app import create_app
 from pagewire_frontend.openai_api.http_protocol import BoundedHttpProtocol
-from pagewire_frontend.ports import addresses_of, free_port
 from pagewire_frontend.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ class FrontendServer:
             port = config.grpc_port or free_port(addresses_of(config.host))
             server = GrpcServer(self._serving)
             try:
-                await server.start(grpc_addresses(config.host, port))
+                await server.start(grpc_addresses(config.host, port, "--grpc-port"))
             except OSError:
                 await server.stop(0.0)
                 if not attempts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ import fastapi
 import gradio as gr
 import uvicorn
 
-from pagewire.settings import SettingsError, port_trouble
+from pagewire.listening import listen
+from pagewire.settings import SettingsError
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.chat_page import ChatPage, css, theme
 from pagewire_ui.config import UiConfig
@@ -40,28 +40,11 @@ class PageServer:
         Raises:
             SettingsError: the port is in use or forbidden, or the address is not this machine's.
         """
-        sockets: list[socket.socket] = []
-        missing: OSError | None = None
-        for family, address in _addresses(self._config.host):
-            try:
-                sockets.append(_listen(family, address, self.port))
-            except OSError as error:
-                # A machine without IPv6 serves on IPv4 alone.
-                if (
-                    family == socket.AF_INET6
-                    and sockets
-                    and self._config.host in ("localhost", "*")
-                ):
-                    continue
-                missing = error
-                break
-            self.port = sockets[0].getsockname()[1]
-        if missing is not None:
-            for opened in sockets:
-                opened.close()
-            if missing.errno == errno.EADDRNOTAVAIL:
-                raise _not_ours(self._config.host)
-            raise SettingsError(port_trouble("--port", self.port, missing))
+        try:
+            sockets = listen(self._config.host, self.port, "--port")
+        except OSError as error:
+            raise SettingsError(str(error)) from None
+        self.port = int(sockets[0].getsockname()[1])
         return sockets
 
     async def run(self, sockets: list[socket.socket]) -> None:
@@ -142,35 +125,5 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _addresses(host: str) -> list[tuple[int, str]]:
-    if host == "localhost":
-        return [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
-    if host == "*":
-        return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        raise _not_ours(host) from None
-    return [(int(family), str(address[0])) for family, _, _, _, address in found]
-
-
-def _not_ours(host: str) -> SettingsError:
-    return SettingsError(f"--host: {host} is no address of this machine")
-
-
 def _shown(host: str) -> str:
     return "localhost" if host in ("*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-
-
-def _listen(family: int, address: str, port: int) -> socket.socket:
-    opened = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        opened.bind((address, port))
-        opened.listen(128)
-    except OSError:
-        opened.close()
-        raise
-    return opened

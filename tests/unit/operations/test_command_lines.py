@@ -38,7 +38,7 @@ def test_a_page_on_an_address_of_another_machine_is_refused(
     capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     error = error_of(capsys, pagewire_ui, f"--host={host}")
-    assert error == f"pagewire-ui: error: --host: {host} is no address of this machine"
+    assert error.startswith(f"pagewire-ui: error: --host: {host} is no address of this machine")
 
 
 def test_a_page_wants_host_and_port_of_the_frontend(capsys: pytest.CaptureFixture[str]) -> None:

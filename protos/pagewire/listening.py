@@ -1,0 +1,155 @@
+"""TCP addresses and ports of servers: which they bind, which are free, and why one can't be had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+
+from pagewire.settings import SettingsError, port_trouble
+
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 2048
+
+Address = tuple[int, str]
+"""Family and address."""
+
+
+def addresses_of(host: str) -> list[Address]:
+    """What a server listening on `host` binds: both loopbacks for `localhost`, since clients differ
+    in which of them it means; every address for `*`.
+
+    Raises:
+        SettingsError: the host is unknown.
+    """
+    if host == "*":
+        return [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
+    if host == "localhost":
+        return [(socket.AF_INET, LOOPBACK), (socket.AF_INET6, "::1")]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SettingsError(f"--host: {host} is no address of this machine ({error})") from None
+    return [(int(family), str(address[0])) for family, _, _, _, address in found]
+
+
+def open_socket(family: int, address: str, port: int) -> socket.socket:
+    """A bound socket, not listening yet. Raises OSError."""
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Connections of a former run in TIME_WAIT don't matter.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind((address, port))
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def can_bind(address: Address, port: int) -> bool:
+    """Whether a server could bind it now; port 0 asks for the address alone."""
+    try:
+        open_socket(*address, port).close()
+    except OSError:
+        return False
+    return True
+
+
+def check_free(addresses: Sequence[Address], port: int, flag: str) -> None:
+    """Finds out before a server is started what would keep it from starting.
+
+    Args:
+        addresses: those that this machine lacks are passed over, but for all of them.
+        port: 0 asks for the addresses alone.
+        flag: what names the port, for the error.
+
+    Raises:
+        SettingsError: the port is in use or forbidden, or no address is this machine's.
+    """
+    bound = 0
+    for family, address in addresses:
+        try:
+            open_socket(family, address, port).close()
+            bound += 1
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise SettingsError(port_trouble(flag, port, error)) from None
+    if not bound:
+        raise SettingsError(f"--host: {addresses[0][1]} is no address of this machine")
+
+
+def free_port(addresses: Sequence[Address]) -> int:
+    """A port that is free on all the addresses this machine has of them.
+
+    Raises:
+        SettingsError: the first address is not this machine's, or no port is free.
+    """
+    for _ in range(100):
+        family, address = addresses[0]
+        try:
+            with open_socket(family, address, 0) as probe:
+                port = int(probe.getsockname()[1])
+        except OSError as error:
+            raise SettingsError(
+                f"--host: {address} is no address of this machine ({error.strerror})"
+            ) from None
+        try:
+            check_free(addresses, port, "--port")
+        except SettingsError:
+            continue
+        return port
+    raise SettingsError("no free port was found on this machine")
+
+
+def listen(host: str, port: int, flag: str) -> list[socket.socket]:
+    """Listening sockets on each address of `host`, all on one port; 0 chooses it.
+
+    Addresses this machine lacks (::1 where IPv6 is off) are left out.
+
+    Raises:
+        SettingsError: the host is unknown, or none of its addresses is ours.
+        OSError: the port is in use or forbidden; the text names `flag`.
+    """
+    addresses = addresses_of(host)
+    port = port or free_port(addresses)
+    sockets: list[socket.socket] = []
+    missing: list[OSError] = []
+    for family, address in addresses:
+        try:
+            opened = open_socket(family, address, port)
+            sockets.append(opened)
+            opened.listen(_BACKLOG)
+            opened.setblocking(False)
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                missing.append(error)
+                continue
+            close_all(sockets)
+            raise OSError(port_trouble(flag, port, error)) from None
+    if not sockets:
+        raise OSError(f"--host: {host} is no address of this machine ({missing[0].strerror})")
+    return sockets
+
+
+def close_all(sockets: Sequence[socket.socket]) -> None:
+    """Closes them."""
+    for opened in sockets:
+        opened.close()
+
+
+def grpc_addresses(host: str, port: int, flag: str) -> list[str]:
+    """The addresses for gRPC core, which binds by itself; `port` must not be 0.
+
+    Raises:
+        SettingsError: the host is unknown.
+        OSError: the port is in use or forbidden; the text names `flag`.
+    """
+    # Bound and closed again: core's own error says neither which address nor why.
+    sockets = listen(host, port, flag)
+    names = [str(opened.getsockname()[0]) for opened in sockets]
+    close_all(sockets)
+    if "::" in names:
+        return [f"[::]:{port}"]  # core makes this one take IPv4 too
+    return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names]
