@@ -21,6 +21,7 @@ from tests.fakes.frontend import grpc_stub, running_frontend
 # Seconds. A busy machine of two cores pauses a process for tens of milliseconds; what these bodies
 # cost without their bounds is between one and nine seconds.
 LONGEST_PAUSE_S = 0.6
+ATTEMPTS = 3
 USER = {"role": "user", "content": "a<"}
 BODIES = {
     "detokenize": ("/detokenize", {"tokens": [65] * 900_000}, 200),
@@ -93,12 +94,16 @@ async def test_an_expensive_body_does_not_hold_up_another_stream(
 ) -> None:
     data = json.dumps(body, separators=(",", ":")).encode()
     headers = {"content-type": "application/json"}
-    async with running_frontend(client()) as server, watched_stream(server) as pauses:
-        url = f"http://127.0.0.1:{server.http_port}{path}"
-
-        def post() -> httpx.Response:
-            return httpx.post(url, content=data, headers=headers, timeout=60)
-
-        response = await asyncio.to_thread(post)
-        assert response.status_code == status, response.text[:300]
-    assert pauses.longest_s < LONGEST_PAUSE_S
+    # The machine's own pauses come and go; a stall comes each time.
+    shortest_s = float("inf")
+    for _ in range(ATTEMPTS):
+        async with running_frontend(client()) as server, watched_stream(server) as pauses:
+            url = f"http://127.0.0.1:{server.http_port}{path}"
+            response = await asyncio.to_thread(
+                httpx.post, url, content=data, headers=headers, timeout=60
+            )
+            assert response.status_code == status, response.text[:300]
+        shortest_s = min(shortest_s, pauses.longest_s)
+        if shortest_s < LONGEST_PAUSE_S:
+            return
+    raise AssertionError(f"the stream stood still for {shortest_s:.2f} s")
