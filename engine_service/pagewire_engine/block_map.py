@@ -12,7 +12,8 @@ from itertools import chain, islice
 
 from pagewire_engine.block_space_manager import BlockSpaceManager
 from pagewire_engine.request import Request, RequestStatus
-from pagewire_engine.scheduler import Schedule, Scheduler
+from pagewire_engine.schedule import Schedule
+from pagewire_engine.scheduler import Scheduler
 
 FREE, HELD, SHARED, CACHED = range(4)
 MAX_WAITING_SHOWN = 256

@@ -13,7 +13,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.base import Executor
-from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.step import WorkerInfo
 
 

@@ -32,8 +32,10 @@ from pagewire_engine.outputs import (
     StepOutputs,
 )
 from pagewire_engine.plan_runner import PlanRunner, SkippedError
+from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.request import Request, Sequence
-from pagewire_engine.scheduler import Schedule, Scheduler, SchedulerSettings
+from pagewire_engine.schedule import Schedule
+from pagewire_engine.scheduler import Scheduler
 from pagewire_engine.start_rate import StartRate
 from pagewire_engine.stats import EngineCounters, EngineStats
 from pagewire_engine.step import Candidates, PromptLogprobsChunk, SampledToken, StepResult

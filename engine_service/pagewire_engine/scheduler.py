@@ -6,285 +6,30 @@ step has one budget of tokens, shared by the decodes of running sequences and by
 
 from __future__ import annotations
 
-import logging
-import sys
-from bisect import bisect_left, insort
-from dataclasses import dataclass, replace
-from typing import Literal
+from bisect import insort
 
-from pagewire.errors import InvalidArgumentError, PagewireError, ResourceExhaustedError
-from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
+from pagewire_engine.block_space_manager import AllocStatus
 from pagewire_engine.fair_share import Amount, TenantShares
-from pagewire_engine.request import BeamChange, Request, RequestStatus, Sequence
-from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
+from pagewire_engine.queues import RequestQueues, by_order
+from pagewire_engine.request import Request, RequestStatus, Sequence
+from pagewire_engine.schedule import Draft, Schedule, Share
+from pagewire_engine.step import NewSequence, ScheduledSequence
 from pagewire_engine.tenant_accounts import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
-from pagewire_engine.waiting_queue import WaitingQueue
 
-logger = logging.getLogger(__name__)
-
-_NO_BLOCKS: list[int] = []  # shared, and never changed
-_HAS_BLOCKS = (RequestStatus.RUNNING, RequestStatus.SWAPPED)
-
-# A preemption is worth a line; a storm of them is not worth a line each.
-_PREEMPTIONS_PER_WARNING = 50
-_TOO_FEW_BLOCKS = (
-    "there are not enough free KV blocks for all running requests. This lengthens its answer time. "
-    "Give the KV cache more memory (--kv-cache-memory, --gpu-memory-utilization) or run fewer "
-    "sequences at a time (--max-num-seqs)."
-)
 _SHARE_OF_ANOTHER = (
     "another tenant holds less than its share. This lengthens its answer time, and is rarer where "
     "more sequences run at a time (--max-num-seqs, --kv-cache-memory)."
 )
-# How far a tenant that was idle may be behind the others: so many full steps.
-_BURST_STEPS = 2
+_NO_BLOCKS: list[int] = []  # shared, and never changed
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerSettings:
-    """Limits the scheduler keeps.
-
-    Attributes:
-        max_num_seqs: sequences that run at a time.
-        max_num_batched_tokens: tokens computed in one step.
-        max_model_len: longest sequence, prompt and output together.
-        block_size: tokens in a KV block.
-        num_blocks: blocks in the pool.
-        num_cpu_blocks: KV blocks of host memory, to swap to.
-        preemption_mode: what becomes of a preempted request's blocks. "recompute": they are
-            dropped; "swap": moved to host memory, where there is room; "auto": moved where the
-            request's sequences share them, else dropped.
-        enable_prefix_caching: whether blocks are found by their content.
-        max_waiting_requests: requests that may wait; more are turned away.
-        max_queue_time_s: seconds after which a request that has not started fails; None: never.
-        watermark: fraction of the pool that admission leaves free.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    num_cpu_blocks: int = 0
-    preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
-    enable_prefix_caching: bool = True
-    max_waiting_requests: int = 4096
-    max_queue_time_s: float | None = None
-    watermark: float = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What a step is to do.
-
-    Attributes:
-        plan: for the executor, unless it is empty.
-        sequences: one for each entry of `plan.scheduled`.
-        num_decodes: how many of those entries, from the first on, are decodes.
-        block_copies: the plan's copies, by the id of the request they are for.
-        failures: requests that can't go on, out of all queues already, and why.
-        lacks_blocks: some that run were left out, since nobody can be preempted while a step is
-            under way: the next schedule should wait for its results.
-    """
-
-    plan: StepPlan
-    sequences: list[Sequence]
-    num_decodes: int
-    block_copies: dict[str, list[tuple[int, int]]]
-    failures: list[tuple[Request, PagewireError]]
-    lacks_blocks: bool = False
-
-    def without_ended(self) -> Schedule:
-        """What is left of it when some of its sequences have ended meanwhile."""
-        kept = [n for n, sequence in enumerate(self.sequences) if sequence.finish_reason is None]
-        return replace(
-            self,
-            plan=replace(self.plan, scheduled=[self.plan.scheduled[n] for n in kept]),
-            sequences=[self.sequences[n] for n in kept],
-            num_decodes=sum(n < self.num_decodes for n in kept),
-        )
-
-    @property
-    def prefills(self) -> list[Sequence]:
-        """The sequences whose entries are prefill."""
-        return self.sequences[self.num_decodes :]
-
-    def split(self) -> list[tuple[Request, StepPlan]]:
-        """The plan once more, request by request, for a worker that has seen the whole of it."""
-        entries: dict[Request, list[ScheduledSequence]] = {}
-        for sequence, entry in zip(self.sequences, self.plan.scheduled, strict=True):
-            entries.setdefault(sequence.request, []).append(entry)
-        return [
-            (
-                request,
-                StepPlan(
-                    step=self.plan.step,
-                    scheduled=scheduled,
-                    block_copies=self.block_copies.get(request.request_id, []),
-                ),
-            )
-            for request, scheduled in entries.items()
-        ]
-
-
-class _Share:
-    """The decodes' or the prefills' share of a step while it is put together."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.sequences: list[Sequence] = []
-        self.entries: list[ScheduledSequence] = []
-
-
-class _Draft:
-    """A step while it is put together."""
-
-    def __init__(self, budget: int, num_decodes: int) -> None:
-        # Every decode gets its token before a prefill chunk gets what they leave, or else a long
-        # prompt would hold up all who are being answered.
-        self.decodes = _Share(min(num_decodes, budget))
-        self.prefills = _Share(budget - self.decodes.budget)
-        self.new_sequences: list[NewSequence] = []
-        self.appended: list[tuple[int, int]] = []
-        self.block_copies: dict[str, list[tuple[int, int]]] = {}
-        self.swap_out: list[tuple[int, int]] = []
-        self.swap_in: list[tuple[int, int]] = []
-        self.preempted = False
-        self.lacks_blocks = False
-        self.failures: list[tuple[Request, PagewireError]] = []
-
-    def requests(self) -> set[Request]:
-        """Those that have a part in the step: they can't be preempted any more."""
-        return {s.request for s in self.decodes.sequences + self.prefills.sequences}
-
-
-class Scheduler:
-    """Three queues, each in order of priority, then arrival.
-
-    Attributes:
-        waiting: requests without blocks: new ones, and preempted ones to be recomputed.
-        running: requests with blocks.
-        swapped: requests whose blocks are in host memory; while there is one, no prompt starts.
-        blocks: the pool.
-        num_preemptions: since the engine's start, by recompute and by swap.
-        num_swaps: those of them by swap.
-        num_block_copies: blocks copied on a write, since the engine's start.
-    """
-
-    def __init__(self, settings: SchedulerSettings) -> None:
-        self.settings = settings
-        self.blocks = BlockSpaceManager(
-            settings.num_blocks,
-            settings.block_size,
-            settings.watermark,
-            num_cpu_blocks=settings.num_cpu_blocks,
-            enable_prefix_caching=settings.enable_prefix_caching,
-        )
-        self.waiting = WaitingQueue(burst=_BURST_STEPS * settings.max_num_batched_tokens)
-        self.running: list[Request] = []
-        self.swapped: list[Request] = []
-        self.num_preemptions = 0
-        self.num_swaps = 0
-        self.num_block_copies = 0
-        # Ids of sequences that the worker knows and need not know any longer.
-        self._forgotten: list[int] = []
-        # Steps under way, and sequences that ended meanwhile: after which step their blocks, and
-        # whether those are to be discarded.
-        self._num_under_way = 0
-        self._last_launched = 0
-        self._unfreed: list[tuple[int, Sequence, bool]] = []
-
-    # -- entering and leaving ----------------------------------------------------------------
-
-    def add(self, request: Request) -> None:
-        """Puts a request into `waiting`.
-
-        Raises:
-            InvalidArgumentError: it could never run here.
-        """
-        settings = self.settings
-        if request.num_prompt_tokens >= settings.max_model_len:
-            raise InvalidArgumentError(
-                "prompt_token_ids",
-                f"the prompt has {request.num_prompt_tokens} tokens; with at least one token of "
-                f"output it must fit in the context of {settings.max_model_len}",
-            )
-        if request.most_sequences > settings.max_num_seqs:
-            raise InvalidArgumentError(
-                "n" if request.beam_search is None else "beam_width",
-                f"{request.most_sequences} sequences are more than the engine runs at a time "
-                f"(max_num_seqs={settings.max_num_seqs})",
-            )
-        if self.blocks.can_allocate(request, pool_is_idle=True) is AllocStatus.NEVER:
-            raise InvalidArgumentError("prompt_token_ids", _pool_too_small("the request", settings))
-        self.waiting.add(request)
-
-    def finish_sequence(self, sequence: Sequence) -> None:
-        """Takes a sequence that ended out of its request, and its blocks back; with the last one
-        goes the request."""
-        request = sequence.request
-        leads = not request.prompt_shared and sequence is request.leader
-        request.live.remove(sequence)
-        if request.status in _HAS_BLOCKS:
-            if leads and request.live:
-                # The prompt computed so far is the next leader's too.
-                self.blocks.fork(sequence, request.leader)
-                request.leader.num_computed_tokens = sequence.num_computed_tokens
-            self._forgotten.append(sequence.sequence_id)
-        self._free(sequence)
-        if not request.live:
-            self._leave_queue(request)
-
-    def remove(self, request: Request, *, discard: bool = False) -> None:
-        """Takes a request out of its queue, and its blocks back.
-
-        Args:
-            discard: it failed, and its blocks' content is not to be trusted.
-        """
-        if request.status in _HAS_BLOCKS:
-            self._forgotten.extend(
-                sequence.sequence_id
-                for sequence in request.live
-                if sequence.num_output_told is not None
-            )
-        for sequence in request.sequences:
-            self._free(sequence, discard=discard)
-        self._leave_queue(request)
-
-    def _leave_queue(self, request: Request) -> None:
-        if request.status is RequestStatus.WAITING:
-            self.waiting.remove(request)
-        elif request.status in _HAS_BLOCKS:
-            queue = self.running if request.status is RequestStatus.RUNNING else self.swapped
-            del queue[bisect_left(queue, request.order, key=_order)]
-        request.status = RequestStatus.FINISHED
-
-    def _free(self, sequence: Sequence, *, discard: bool = False) -> None:
-        """Takes a sequence's blocks back, as soon as no step under way names them."""
-        if self._num_under_way:
-            sequence.publish_at = sys.maxsize
-            self._unfreed.append((self._last_launched, sequence, discard))
-        else:
-            self.blocks.free_sequence(sequence, discard=discard)
-
-    # -- the step ----------------------------------------------------------------------------
-
-    def launched(self, step: int) -> None:
-        """The step is under way: what is scheduled from now on comes after it."""
-        self._num_under_way += 1
-        self._last_launched = step
-
-    def landed(self, step: int) -> None:
-        """The step is no longer under way, and its results are booked."""
-        self._num_under_way -= 1
-        while self._unfreed and self._unfreed[0][0] <= step:
-            _, sequence, discard = self._unfreed.pop(0)
-            self.blocks.free_sequence(sequence, discard=discard)
+class Scheduler(RequestQueues):
+    """Chooses what is computed, and who has to make room for it."""
 
     def schedule(self, step: int) -> Schedule:
         """Chooses the tokens of a step, and gives them their slots. While another step is under
         way, nobody is preempted: what has to be computed again is known only after it."""
-        draft = _Draft(self.settings.max_num_batched_tokens, self._count_decodes())
+        draft = Draft(self.settings.max_num_batched_tokens, self._count_decodes())
         if not self.swapped:
             self._admit_ahead(draft)
         self._schedule_running(draft)
@@ -292,29 +37,10 @@ class Scheduler:
             self._swap_in(draft)
             if not self.swapped:
                 self._admit_waiting(draft)
-        return self._finish(draft, step)
-
-    def share_prompt(self, request: Request) -> None:
-        """Once the leader has computed the prompt, gives the others a share in its blocks."""
-        if not request.leader_alone:
-            return
-        leader = request.leader
-        if leader.num_computed_tokens < request.num_prompt_tokens:
-            return
-        for sequence in request.live:
-            if sequence is not leader:
-                self.blocks.fork(leader, sequence)
-                sequence.num_computed_tokens = leader.num_computed_tokens
-        request.prompt_shared = True
-
-    def change_beams(self, request: Request, change: BeamChange) -> None:
-        """Lets forked beams share their parents' blocks, and takes back those of dropped ones."""
-        for parent, child in change.forks:
-            self.blocks.fork(parent, child)
-        for beam in change.dropped:
-            self._forgotten.append(beam.sequence_id)
-            self._free(beam)
-        request.prompt_shared = True
+        schedule = draft.finish(step, self._forgotten)
+        if not schedule.plan.is_empty:
+            self._forgotten = []
+        return schedule
 
     def _count_decodes(self) -> int:
         num_decodes = 0
@@ -325,7 +51,7 @@ class Scheduler:
                 num_decodes += len(request.live)
         return num_decodes
 
-    def _schedule_running(self, draft: _Draft) -> None:
+    def _schedule_running(self, draft: Draft) -> None:
         """Decodes in their order, then prefills in that of the waiting queue: a tenant's long
         prompt takes turns with the prompts of others."""
         left = self.running
@@ -341,7 +67,7 @@ class Scheduler:
             if not self._schedule_decode(draft.decodes, request):
                 self._schedule_request(draft, request)
 
-    def _schedule_decode(self, decodes: _Share, request: Request) -> bool:
+    def _schedule_decode(self, decodes: Share, request: Request) -> bool:
         """The common case, in few words: the next token of a single sequence, into a block that it
         has already. Returns whether it was that."""
         if request.is_prefilling or len(request.live) != 1 or decodes.budget == 0:
@@ -362,7 +88,7 @@ class Scheduler:
         request.account.service += OUTPUT_TOKEN_COST
         return True
 
-    def _swap_in(self, draft: _Draft) -> None:
+    def _swap_in(self, draft: Draft) -> None:
         """Lets swapped requests go on. Not in a step that preempts: what comes in would go out."""
         while self.swapped:
             request = self.swapped[0]
@@ -383,7 +109,7 @@ class Scheduler:
             del self.swapped[0]
             draft.swap_in.extend(self.blocks.swap_in(request))
             request.status = RequestStatus.RUNNING
-            insort(self.running, request, key=_order)
+            insort(self.running, request, key=by_order)
             for sequence in request.live:
                 sequence.num_blocks_told = 0
             if not request.is_prefilling:
@@ -396,7 +122,7 @@ class Scheduler:
     def _num_running_seqs(self) -> int:
         return sum(request.most_sequences for request in self.running)
 
-    def _admit_ahead(self, draft: _Draft) -> None:
+    def _admit_ahead(self, draft: Draft) -> None:
         """Lets requests start, before what runs is scheduled, of tenants that hold less than their
         share: in the place of other tenants' requests, or only before their prefills."""
         while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
@@ -423,7 +149,7 @@ class Scheduler:
         prefills = [each.fair_order for each in self.running if each.is_prefilling]
         return bool(prefills) and request.fair_order < min(prefills)
 
-    def _places_for(self, request: Request, draft: _Draft) -> list[Request]:
+    def _places_for(self, request: Request, draft: Draft) -> list[Request]:
         """Running requests of other tenants in whose place a waiting one may start."""
         shares = self._tenant_shares()
         blocks, settings = self.blocks, self.settings
@@ -439,7 +165,7 @@ class Scheduler:
         total = Amount(settings.max_num_seqs, settings.num_blocks)
         return TenantShares(self.running, total, settings.block_size)
 
-    def _admit_waiting(self, draft: _Draft) -> None:
+    def _admit_waiting(self, draft: Draft) -> None:
         if not self.waiting:
             return
         num_seqs = self._num_running_seqs()
@@ -459,18 +185,18 @@ class Scheduler:
             return AllocStatus.LATER
         return self.blocks.can_allocate(request, pool_is_idle=not self.running)
 
-    def _start(self, draft: _Draft, request: Request) -> None:
+    def _start(self, draft: Draft, request: Request) -> None:
         """Moves an admitted request to `running`, with its first chunk of prefill."""
         num_cached_tokens = self.blocks.allocate(request)
         if request.clock.first_scheduled is None:
             request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
         request.status = RequestStatus.RUNNING
-        insort(self.running, request, key=_order)
+        insort(self.running, request, key=by_order)
         for sequence in request.live:
             draft.new_sequences.append(_introduced(sequence))
         self._schedule_request(draft, request)
 
-    def _schedule_request(self, draft: _Draft, request: Request) -> bool:
+    def _schedule_request(self, draft: Draft, request: Request) -> bool:
         """Schedules what can be computed of a running request, preempting others where
         blocks lack. Returns whether the request is still running."""
         share = draft.prefills if request.is_prefilling else draft.decodes
@@ -514,7 +240,7 @@ class Scheduler:
             self.num_block_copies += len(copies)
         return True
 
-    def _tell_beams(self, draft: _Draft, beams: list[Sequence]) -> None:
+    def _tell_beams(self, draft: Draft, beams: list[Sequence]) -> None:
         """Tells the worker of forked beams and chosen tokens that it does not know of."""
         for beam in beams:
             if beam.num_output_told is None:
@@ -539,33 +265,9 @@ class Scheduler:
             sequence.sequence_id, start, num_tokens, told, new_blocks, sample_for
         )
 
-    def _finish(self, draft: _Draft, step: int) -> Schedule:
-        plan = StepPlan(step)
-        scheduled = draft.decodes.entries + draft.prefills.entries
-        if scheduled or draft.swap_out:
-            plan = StepPlan(
-                step=step,
-                new_sequences=draft.new_sequences,
-                scheduled=scheduled,
-                forgotten=self._forgotten,
-                block_copies=[copy for group in draft.block_copies.values() for copy in group],
-                swap_out=draft.swap_out,
-                swap_in=draft.swap_in,
-                appended=draft.appended,
-            )
-            self._forgotten = []
-        return Schedule(
-            plan=plan,
-            sequences=draft.decodes.sequences + draft.prefills.sequences,
-            num_decodes=len(draft.decodes.entries),
-            block_copies=draft.block_copies,
-            failures=draft.failures,
-            lacks_blocks=draft.lacks_blocks,
-        )
-
     # -- preemption --------------------------------------------------------------------------
 
-    def _make_room(self, draft: _Draft, copies: list[tuple[int, int]]) -> Request:
+    def _make_room(self, draft: Draft, copies: list[tuple[int, int]]) -> Request:
         """Takes the blocks of a running request that the step has no part for yet: of the least
         urgent priority, the latest of the tenant that holds most. It is preempted, or fails when
         it had the pool for itself. Returns it.
@@ -588,61 +290,6 @@ class Scheduler:
             self._recompute(victim)
         return victim
 
-    def _is_swappable(self, request: Request) -> bool:
-        mode = self.settings.preemption_mode
-        shares = request.prompt_shared and len(request.live) > 1
-        return mode == "swap" or (mode == "auto" and shares)
-
-    def _swap_out(self, draft: _Draft, request: Request, copies: list[tuple[int, int]]) -> None:
-        """Moves a running request's blocks to host memory."""
-        unwritten = {destination: source for source, destination in copies}
-        draft.swap_out.extend(self.blocks.swap_out(request, unwritten))
-        self._leave_queue(request)
-        request.status = RequestStatus.SWAPPED
-        insort(self.swapped, request, key=_order)
-        self.num_swaps += 1
-        self._count_preemption(request, "swap", _TOO_FEW_BLOCKS)
-
-    def _recompute(self, request: Request, cause: str = _TOO_FEW_BLOCKS) -> None:
-        """Drops a request's blocks; its tokens will be computed again."""
-        was_swapped = request.status is RequestStatus.SWAPPED
-        self.remove(request)
-        for sequence in request.live:
-            # What it has produced was paid for as output.
-            paid = sequence.num_tokens if sequence.is_decoding else sequence.num_computed_tokens
-            sequence.num_paid_tokens = max(sequence.num_paid_tokens, paid)
-            sequence.num_computed_tokens = 0
-            sequence.num_blocks_told = 0
-            sequence.num_output_told = None
-        request.candidates.clear()
-        request.is_prefilling = True
-        request.prompt_shared = False
-        request.status = RequestStatus.WAITING
-        self.waiting.add(request)
-        if not was_swapped:
-            self._count_preemption(request, "recompute", cause)
-
-    def _count_preemption(self, request: Request, how: str, cause: str) -> None:
-        request.num_preemptions += 1
-        self.num_preemptions += 1
-        if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
-            logger.warning(
-                "Request %s is preempted by %s because %s Preemptions since start: %d.",
-                request.request_id,
-                how,
-                cause,
-                self.num_preemptions,
-            )
-
-    def _fail_for_blocks(self, draft: _Draft, request: Request) -> None:
-        self.remove(request)
-        message = _pool_too_small("the request with what it has produced", self.settings)
-        draft.failures.append((request, ResourceExhaustedError(message)))
-
-
-def _order(request: Request) -> tuple[int, int]:
-    return request.order
-
 
 def _introduced(sequence: Sequence) -> NewSequence:
     """All that the worker is to know of a sequence, blocks apart."""
@@ -660,11 +307,3 @@ def _introduced(sequence: Sequence) -> NewSequence:
 
 def _fair_order(request: Request) -> tuple[int, int, int]:
     return request.fair_order
-
-
-def _pool_too_small(what: str, settings: SchedulerSettings) -> str:
-    return (
-        f"{what} does not fit in the KV cache of {settings.num_blocks} blocks of "
-        f"{settings.block_size} tokens even alone; give the engine more KV cache memory "
-        "(--kv-cache-memory), or ask for fewer tokens or sequences"
-    )

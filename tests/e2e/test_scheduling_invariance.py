@@ -15,7 +15,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.model_files import load_description, resolve_model
-from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.stats import EngineStats
 from pagewire_engine.submission import SequencePast, Submission
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.engine import Engine
-from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.step import StepPlan
 from pagewire_engine.submission import Submission
 from tests.fakes.fake_executor import FakeExecutor

@@ -17,7 +17,7 @@ from pagewire_engine.engine import Engine
 from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.model_files import resolve_model
 from pagewire_engine.outputs import SequenceOutput
-from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.stats import EngineStats
 from pagewire_engine.submission import Submission
 from tests.fakes.tiny_models import VOCAB_SIZE, write_tiny_model

@@ -11,7 +11,7 @@ from pagewire.outputs import FinishReason, PositionLogprobs
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.engine import Engine
 from pagewire_engine.outputs import SequenceOutput, StepOutputs
-from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.step import StepPlan
 from pagewire_engine.submission import SequencePast, Submission
 from tests.fakes.fake_executor import FakeExecutor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pagewire_engine.engine import Engine
-from pagewire_engine.scheduler import SchedulerSettings
+from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.step import SampledToken, StepPlan, StepResult
 from tests.fakes.fake_executor import FakeExecutor
 from tests.unit.engine.harness import submission
