@@ -37,7 +37,9 @@ _FLAGS = (
     "-fopenmp",
     "-fPIC",
 )
-_BUILD_TIMEOUT_S = 300
+_BUILD_TIMEOUT_S = 600
+# Behind the engine, but not so far that a busy one starves the compiler: about a quarter of a core.
+_PATIENCE = "5"
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def build(level: Level | None = None, *, force: bool = False, patiently: bool = 
             + "): install g++ 12 or newer, or set CXX"
         )
     nice = shutil.which("nice") if patiently else None
-    command = [*([nice, "-n", "19"] if nice else []), compiler, *_FLAGS, level.flag]
+    command = [*([nice, "-n", _PATIENCE] if nice else []), compiler, *_FLAGS, level.flag]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Built beside its place and renamed into it: another process never loads half a library.

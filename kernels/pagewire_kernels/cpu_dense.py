@@ -80,7 +80,13 @@ class CpuDense:
         return PackedWeight(panels, scales, outputs, depth)
 
     def unpack_rows(self, weight: PackedWeight, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight as it was, in fp32: int64 [N] to [N, depth]."""
+        """Rows of the weight as it was, in fp32: int64 [N] to [N, depth].
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < weight.outputs:
+            raise IndexError(f"rows must lie in 0 to {weight.outputs - 1}, not {rows.tolist()}")
         output = torch.empty((rows.shape[0], weight.depth))
         rows = rows.contiguous()
         self._library.pagewire_unpack_rows(

@@ -91,7 +91,7 @@ def load_token_chooser(device: torch.device | str) -> TokenChooser:
         try:
             return cpu.load_chooser()
         except BackendUnavailableError as error:
-            logger.info("sampling runs on the torch backend: %s", error)
+            logger.debug("sampling runs on the torch backend: %s", error)
     return TorchChooser()
 
 

@@ -72,7 +72,7 @@ class Kernels:
         if self._head_dim % CpuAttention.head_dim_multiple == 0 and can_be_built():
             logger.warning(
                 "the C++ kernels are not built on this machine yet: plain torch serves, slower, "
-                "while they are built in the background (about a minute)"
+                "while they are built in the background (a minute, or some if it is busy)"
             )
             self._build = BackgroundBuild()
             return

@@ -98,6 +98,12 @@ def test_packed_rows_come_back_as_they_were(dense: CpuDense) -> None:
         assert torch.equal(got, TorchDense().unpack_rows(narrow, rows).float())
 
 
+@pytest.mark.parametrize("row", [-1, 5])
+def test_a_row_that_is_not_there_is_refused(dense: CpuDense, row: int) -> None:
+    with pytest.raises(IndexError, match="0 to 4"):
+        dense.unpack_rows(dense.pack(random(5, 6)), torch.tensor([0, row]))
+
+
 def test_what_is_packed_is_not_packed_again(dense: CpuDense) -> None:
     packed = dense.pack(random(5, 6))
     assert dense.pack(packed) is packed
