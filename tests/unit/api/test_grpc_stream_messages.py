@@ -37,6 +37,10 @@ class Context:
         self.sizes: list[int] = []
         self.messages: list[Any] = []
 
+    def invocation_metadata(self) -> tuple[()]:
+        """None came with the call."""
+        return ()
+
     async def write(self, message: Any) -> None:
         data = message.SerializeToString()
         self.sizes.append(len(data))
