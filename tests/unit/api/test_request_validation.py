@@ -74,6 +74,10 @@ class Context:
         self.code: grpc.StatusCode | None = None
         self.status = status_pb2.Status()
 
+    def invocation_metadata(self) -> tuple[()]:
+        """None came with the call."""
+        return ()
+
     async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any = ()) -> None:
         self.code = code
         self.status.ParseFromString(dict(trailing_metadata)["grpc-status-details-bin"])
