@@ -104,14 +104,27 @@ class BlockSpaceManager:
             pool_is_idle: nothing runs. Then neither the watermark nor the later growth of n
                 sequences counts: waiting would not bring more blocks.
         """
-        if self._least_blocks(request) > self.num_blocks:
+        if not self.can_ever_hold(request):
             return AllocStatus.NEVER
         if pool_is_idle:
             return self._can_allocate_now(request)
+        wanted = self.num_wanted(request)
+        return AllocStatus.OK if wanted <= self.num_available_blocks else AllocStatus.LATER
+
+    def can_ever_hold(self, request: Request) -> bool:
+        """Whether the whole pool suffices for a request."""
+        return self._least_blocks(request) <= self.num_blocks
+
+    def num_wanted(self, request: Request) -> int:
+        """Blocks that must be available for a waiting request to start, the watermark included."""
         # What others hold costs nothing. What is idle has to be taken from the pool all the same.
         held = sum(not self._cache.is_idle(block) for block in self._cached_prefix(request))
-        wanted = self._expected_blocks(request) - held + self._watermark_blocks
-        return AllocStatus.OK if wanted <= self.num_available_blocks else AllocStatus.LATER
+        return self._expected_blocks(request) - held + self._watermark_blocks
+
+    def num_alone(self, request: Request) -> int:
+        """Blocks that only this request holds."""
+        own = self._device_references(request)
+        return sum(self._ref_counts[block] == count for block, count in own.items())
 
     def allocate(self, request: Request) -> int:
         """Gives the leader of an admitted request the blocks of its whole prefill, cached ones as
@@ -250,9 +263,7 @@ class BlockSpaceManager:
 
     def can_swap_out(self, request: Request) -> bool:
         """Whether host memory has room for the blocks that a request holds alone."""
-        own = self._device_references(request)
-        num_alone = sum(self._ref_counts[block] == count for block, count in own.items())
-        return num_alone <= len(self._free_cpu)
+        return self.num_alone(request) <= len(self._free_cpu)
 
     def swap_out(
         self, request: Request, unwritten: Mapping[int, int] | None = None
@@ -328,16 +339,12 @@ class BlockSpaceManager:
 
     # -- release -------------------------------------------------------------------------------
 
-    def free(self, request: Request, *, discard: bool = False) -> None:
-        """Takes back all blocks of a request. Safe to call twice and in every state.
-
-        Args:
-            discard: their content is not to be trusted: nobody new is to find it.
-        """
+    def free(self, request: Request) -> None:
+        """Takes back all blocks of a request. Safe to call twice and in every state."""
         for sequence in request.sequences:
-            self.free_sequence(sequence, discard=discard)
+            self.free_sequence(sequence)
 
-    def free_sequence(self, sequence: Sequence, *, discard: bool = False) -> None:
+    def free_sequence(self, sequence: Sequence) -> None:
         """Takes back the blocks of one sequence that no other shares. Safe to call twice."""
         sequence.publish_at = sys.maxsize
         # The last first: of a prefix, its end is the first to be evicted.
@@ -349,9 +356,13 @@ class BlockSpaceManager:
                 continue
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
-                if discard:
-                    self._cache.forget(block)
                 self._give_back(block)
+
+    def distrust(self, request: Request) -> None:
+        """Lets nobody find the blocks that a request holds alone: its step went wrong."""
+        for block, count in self._device_references(request).items():
+            if self._ref_counts[block] == count:
+                self._cache.forget(block)
 
     def _give_back(self, block: int) -> None:
         if not self._cache.let_go(block):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import sys
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -145,8 +146,11 @@ class Engine:
                 self._tell_end(sequence)
 
     def reset_prefix_cache(self) -> int:
-        """Lets no later request find the content of today's blocks; requests that share some go on.
-        Returns how many blocks could have been found."""
+        """Lets no later request find the content of today's blocks, nor what running requests go on
+        to compute from it. Returns how many blocks could have been found."""
+        for request in (*self.scheduler.running, *self.scheduler.swapped):
+            for sequence in request.live:
+                sequence.publish_at = sys.maxsize
         return self.scheduler.blocks.reset_prefix_cache()
 
     def fail_all(self, error: PagewireError) -> int:
@@ -290,8 +294,8 @@ class Engine:
             else:
                 for sequence_id in entry.sample_for:
                     self._sequences[sequence_id].expect_token()
-        self.scheduler.launched(schedule.plan.step)
         future = None if self._runner is None else self._runner.launch(schedule.plan)
+        self.scheduler.launched(schedule.plan.step)
         return _Launched(schedule, now, future)
 
     def _land(self, launched: _Launched) -> None:
@@ -320,51 +324,49 @@ class Engine:
         return outputs
 
     def _result(self, launched: _Launched) -> tuple[Schedule, StepResult]:
-        """What a step produced, and its schedule, less what has ended meanwhile if it had to be
-        executed again."""
-        schedule = launched.schedule
-        if launched.future is None:
-            return schedule, self._execute(schedule)
-        try:
-            return schedule, launched.future.result()
-        except UnavailableError:
-            raise
-        except SkippedError:
-            schedule = schedule.without_ended()
-            result = self._execute(schedule)
-        except Exception:
-            logger.exception("Step %d failed; its requests are tried alone.", schedule.plan.step)
-            result = self._execute_apart(schedule)
-        return schedule, result
+        """What a step produced, and its schedule, less what has ended meanwhile if it was skipped.
 
-    def _execute(self, schedule: Schedule) -> StepResult:
-        """Executes the plan. If that raises, each request is tried alone, so that only those at
-        fault fail."""
+        If it raised, its requests are tried in parts, so that only those at fault fail.
+        """
+        schedule = launched.schedule
         try:
-            return self._executor.execute(schedule.plan)
+            if launched.future is not None:
+                try:
+                    return schedule, launched.future.result()
+                except SkippedError:
+                    schedule = schedule.without_ended()
+            return schedule, self._executor.execute(schedule.plan)
         except UnavailableError:
             raise  # the workers are gone, and that is no request's fault
         except Exception:
-            logger.exception("Step %d failed; its requests are tried alone.", schedule.plan.step)
-        return self._execute_apart(schedule)
+            logger.exception("Step %d failed; its requests are tried apart.", schedule.plan.step)
+        result = StepResult(schedule.plan.step, sampled=[])
+        self._execute_apart(schedule, schedule.requests(), result)
+        return schedule, result
 
-    def _execute_apart(self, schedule: Schedule) -> StepResult:
-        """Executes a plan that failed once more, request by request."""
-        merged = StepResult(schedule.plan.step, sampled=[])
-        for request, plan in schedule.split():
+    def _execute_apart(
+        self, schedule: Schedule, requests: list[Request], result: StepResult
+    ) -> None:
+        """Executes a part of a step that raised: in halves, until those at fault are alone."""
+        middle = (len(requests) + 1) // 2
+        for half in (requests[:middle], requests[middle:]):
+            if not half:
+                continue
             try:
-                result = self._executor.execute(plan)
+                part = self._executor.execute(schedule.plan_of(half))
             except UnavailableError:
                 raise
             except Exception as error:
-                logger.exception("Request %s failed.", request.request_id)
-                self._fail(request, InternalError(_failed(error)))
+                if len(half) > 1:
+                    self._execute_apart(schedule, half, result)
+                    continue
+                logger.exception("Request %s failed.", half[0].request_id)
+                self._fail(half[0], InternalError(_failed(error)))
                 continue
-            merged.sampled.extend(result.sampled)
-            merged.prompt_logprobs.extend(result.prompt_logprobs)
-            merged.failed.extend(result.failed)
-            merged.candidates.extend(result.candidates)
-        return merged
+            result.sampled.extend(part.sampled)
+            result.prompt_logprobs.extend(part.prompt_logprobs)
+            result.failed.extend(part.failed)
+            result.candidates.extend(part.candidates)
 
     def _apply(self, schedule: Schedule, result: StepResult, started: float) -> None:
         """Books what a step computed: tokens in the cache, prompt log probabilities, new tokens."""
@@ -380,8 +382,10 @@ class Engine:
                 self.scheduler.blocks.publish(sequence, num_computed_tokens)
         for sequence in schedule.prefills:
             self.scheduler.share_prompt(sequence.request)
-        for chunk in result.prompt_logprobs:
-            self._tell_prompt_logprobs(chunk)
+        if result.prompt_logprobs:
+            requests = {each.sequence_id: each.request for each in schedule.sequences}
+            for chunk in result.prompt_logprobs:
+                self._tell_prompt_logprobs(requests[chunk.sequence_id], chunk)
         for token in result.sampled:
             self._append_token(token, now)
         for candidates in result.candidates:
@@ -490,12 +494,11 @@ class Engine:
                 )
             )
 
-    def _tell_prompt_logprobs(self, chunk: PromptLogprobsChunk) -> None:
-        """Passes on what is new: a preempted request's prompt is computed, but told, once."""
-        sequence = self._sequences.get(chunk.sequence_id)
-        if sequence is None:
+    def _tell_prompt_logprobs(self, request: Request, chunk: PromptLogprobsChunk) -> None:
+        """Passes on what is new of a prompt: that of a preempted request is computed twice, but
+        told once."""
+        if not request.live:
             return
-        request = sequence.request
         start = request.num_prompt_logprobs + 1
         positions = chunk.positions[start - chunk.start :]
         if not positions:

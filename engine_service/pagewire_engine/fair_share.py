@@ -8,7 +8,7 @@ of its parts of the sequences and of the blocks. Whoever has the largest gives w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pagewire_engine.request import Request
@@ -75,7 +75,13 @@ class TenantShares:
         )
 
     def places_for(
-        self, request: Request, free: Amount, staying: Collection[Request]
+        self,
+        request: Request,
+        free: Amount,
+        staying: Collection[Request],
+        *,
+        wanted: Amount | None = None,
+        freed_by: Callable[[Request], Amount] | None = None,
     ) -> list[Request]:
         """Running requests of other tenants that are to make room for a waiting one.
 
@@ -87,12 +93,18 @@ class TenantShares:
             request: waits, and does not fit.
             free: what nobody holds.
             staying: running requests that can't be preempted now.
+            wanted: what it takes to start; default: what it comes to hold, as if nothing of it
+                were there.
+            freed_by: what comes free when a request goes; default: what it holds, as if it held
+                that alone.
 
         Returns:
             In the order of their going; none where that would not make room enough.
         """
-        wanted = self._amount(request)
-        bound = (self._of(request.tenant) + wanted).share_of(self._total)
+        comes_to_hold = self._amount(request)
+        wanted = wanted or comes_to_hold
+        freed_by = freed_by or self._amount
+        bound = (self._of(request.tenant) + comes_to_hold).share_of(self._total)
         held = dict(self._held)
         leaving: list[Request] = []
         for candidate in reversed(self._running):
@@ -100,11 +112,10 @@ class TenantShares:
                 break
             if candidate.tenant == request.tenant or candidate in staying:
                 continue
-            amount = self._amount(candidate)
-            rest = held[candidate.tenant] - amount
+            rest = held[candidate.tenant] - self._amount(candidate)
             if rest.share_of(self._total) >= bound:
                 held[candidate.tenant] = rest
-                free += amount
+                free += freed_by(candidate)
                 leaving.append(candidate)
         return leaving if free.covers(wanted) else []
 

@@ -77,10 +77,6 @@ class PrefixCache:
     def is_idle(self, block: int) -> bool:
         return block in self._idle
 
-    def is_known(self, block: int) -> bool:
-        """Whether the block can be found by its content."""
-        return block in self._key_of
-
 
 def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[bytes]:
     """Keys of a sequence's first `num_blocks` blocks, which its tokens must fill; they are hashed

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
 from pagewire.errors import InvalidArgumentError, ResourceExhaustedError
-from pagewire_engine.block_space_manager import AllocStatus, BlockSpaceManager
+from pagewire_engine.block_space_manager import BlockSpaceManager
 from pagewire_engine.request import BeamChange, Request, RequestStatus, Sequence
 from pagewire_engine.schedule import Draft
 from pagewire_engine.waiting_queue import WaitingQueue
@@ -96,11 +97,10 @@ class RequestQueues:
         self.num_block_copies = 0
         # Ids of sequences that the worker knows and need not know any longer.
         self._forgotten: list[int] = []
-        # Steps under way, and sequences that ended meanwhile: after which step their blocks, and
-        # whether those are to be discarded.
+        # Steps under way, and sequences that ended meanwhile: after which step they are freed.
         self._num_under_way = 0
         self._last_launched = 0
-        self._unfreed: list[tuple[int, Sequence, bool]] = []
+        self._unfreed: deque[tuple[int, Sequence]] = deque()
 
     # -- entering and leaving ----------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class RequestQueues:
                 f"{request.most_sequences} sequences are more than the engine runs at a time "
                 f"(max_num_seqs={settings.max_num_seqs})",
             )
-        if self.blocks.can_allocate(request, pool_is_idle=True) is AllocStatus.NEVER:
+        if not self.blocks.can_ever_hold(request):
             raise InvalidArgumentError("prompt_token_ids", _pool_too_small("the request", settings))
         self.waiting.add(request)
 
@@ -155,8 +155,10 @@ class RequestQueues:
                 for sequence in request.live
                 if sequence.num_output_told is not None
             )
+        if discard:
+            self.blocks.distrust(request)
         for sequence in request.sequences:
-            self._free(sequence, discard=discard)
+            self._free(sequence)
         self._leave_queue(request)
 
     def _leave_queue(self, request: Request) -> None:
@@ -167,13 +169,14 @@ class RequestQueues:
             del queue[bisect_left(queue, request.order, key=by_order)]
         request.status = RequestStatus.FINISHED
 
-    def _free(self, sequence: Sequence, *, discard: bool = False) -> None:
-        """Takes a sequence's blocks back, as soon as no step under way names them."""
-        if self._num_under_way:
+    def _free(self, sequence: Sequence) -> None:
+        """Takes a sequence's blocks back, as soon as no step under way names them: none names those
+        of a request that does not run."""
+        if self._num_under_way and sequence.request.status is RequestStatus.RUNNING:
             sequence.publish_at = sys.maxsize
-            self._unfreed.append((self._last_launched, sequence, discard))
+            self._unfreed.append((self._last_launched, sequence))
         else:
-            self.blocks.free_sequence(sequence, discard=discard)
+            self.blocks.free_sequence(sequence)
 
     def share_prompt(self, request: Request) -> None:
         """Once the leader has computed the prompt, gives the others a share in its blocks."""
@@ -208,8 +211,7 @@ class RequestQueues:
         """The step is no longer under way, and its results are booked."""
         self._num_under_way -= 1
         while self._unfreed and self._unfreed[0][0] <= step:
-            _, sequence, discard = self._unfreed.pop(0)
-            self.blocks.free_sequence(sequence, discard=discard)
+            self.blocks.free_sequence(self._unfreed.popleft()[1])
 
     # -- preemption ----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from pagewire.errors import PagewireError
@@ -31,8 +32,9 @@ class Schedule:
     lacks_blocks: bool = False
 
     def without_ended(self) -> Schedule:
-        """What is left of it when some of its sequences have ended meanwhile."""
-        kept = [n for n, sequence in enumerate(self.sequences) if sequence.finish_reason is None]
+        """What is left of it when some of its requests have ended meanwhile. Where only a sequence
+        has, what it computes may be another's: the prompt that they share."""
+        kept = [n for n, sequence in enumerate(self.sequences) if sequence.request.live]
         return replace(
             self,
             plan=replace(self.plan, scheduled=[self.plan.scheduled[n] for n in kept]),
@@ -45,22 +47,19 @@ class Schedule:
         """The sequences whose entries are prefill."""
         return self.sequences[self.num_decodes :]
 
-    def split(self) -> list[tuple[Request, StepPlan]]:
-        """The plan once more, request by request, for a worker that has seen the whole of it."""
-        entries: dict[Request, list[ScheduledSequence]] = {}
-        for sequence, entry in zip(self.sequences, self.plan.scheduled, strict=True):
-            entries.setdefault(sequence.request, []).append(entry)
-        return [
-            (
-                request,
-                StepPlan(
-                    step=self.plan.step,
-                    scheduled=scheduled,
-                    block_copies=self.block_copies.get(request.request_id, []),
-                ),
-            )
-            for request, scheduled in entries.items()
-        ]
+    def requests(self) -> list[Request]:
+        """Those that it computes something of, each once."""
+        return list(dict.fromkeys(sequence.request for sequence in self.sequences))
+
+    def plan_of(self, requests: Collection[Request]) -> StepPlan:
+        """The plan once more for some of the requests, for a worker that has seen the whole."""
+        parts = zip(self.sequences, self.plan.scheduled, strict=True)
+        copies = [self.block_copies.get(request.request_id, []) for request in requests]
+        return StepPlan(
+            step=self.plan.step,
+            scheduled=[entry for sequence, entry in parts if sequence.request in requests],
+            block_copies=[copy for group in copies for copy in group],
+        )
 
 
 class Share:
@@ -102,7 +101,7 @@ class Draft:
         """
         plan = StepPlan(step)
         scheduled = self.decodes.entries + self.prefills.entries
-        if scheduled or self.swap_out:
+        if scheduled or self.swap_out or self.swap_in:
             plan = StepPlan(
                 step=step,
                 new_sequences=self.new_sequences,

@@ -151,14 +151,15 @@ class Scheduler(RequestQueues):
 
     def _places_for(self, request: Request, draft: Draft) -> list[Request]:
         """Running requests of other tenants in whose place a waiting one may start."""
-        shares = self._tenant_shares()
-        blocks, settings = self.blocks, self.settings
-        watermark = int(settings.watermark * settings.num_blocks)
-        free = Amount(
-            settings.max_num_seqs - self._num_running_seqs(),
-            blocks.num_available_blocks - watermark,
+        blocks, num_seqs = self.blocks, request.most_sequences
+        num_free_seqs = self.settings.max_num_seqs - self._num_running_seqs()
+        return self._tenant_shares().places_for(
+            request,
+            Amount(num_free_seqs, blocks.num_available_blocks),
+            draft.requests(),
+            wanted=Amount(num_seqs, blocks.num_wanted(request)),
+            freed_by=lambda each: Amount(each.most_sequences, blocks.num_alone(each)),
         )
-        return shares.places_for(request, free, draft.requests())
 
     def _tenant_shares(self) -> TenantShares:
         settings = self.settings

@@ -91,7 +91,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to execute."""
-        return not self.scheduled and not self.swap_out
+        return not (self.scheduled or self.swap_out or self.swap_in)
 
 
 @dataclass(slots=True)  # one a token: see ScheduledSequence

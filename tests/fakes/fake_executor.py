@@ -169,6 +169,8 @@ class FakeExecutor:
                     sampled.append(self._choose(self.sequences[sequence_id], context))
         for token in sampled:
             self.sequences[token.sequence_id].output_token_ids.append(token.token_id)
+        for sequence_id, _ in failed:
+            self.sequences[sequence_id].output_token_ids.append(0)
         return StepResult(plan.step, sampled, prompt_logprobs, failed, candidates)
 
     def _context_hash(self, entry: ScheduledSequence) -> int:

@@ -65,6 +65,9 @@ class ModelRunner:
         sampled, candidates, failed = self._sample(plan, starts, hidden)
         for token in sampled:
             self._batch[token.sequence_id].output_token_ids.append(token.token_id)
+        for sequence_id, _ in failed:
+            # Any token: the next step may be on its way and count on one, though nobody reads it.
+            self._batch[sequence_id].output_token_ids.append(0)
         return StepResult(plan.step, sampled, told, failed, candidates)
 
     def _forward(

@@ -239,12 +239,14 @@ class BlockSpaceMachine(RuleBasedStateMachine):
             self.forget(request)
 
     @precondition(lambda self: self.requests or self.swapped)
-    @rule(data=st.data(), times=st.integers(1, 2), discard=st.booleans())
-    def free(self, data: st.DataObject, times: int, discard: bool) -> None:
+    @rule(data=st.data(), times=st.integers(1, 2), distrust=st.booleans())
+    def free(self, data: st.DataObject, times: int, distrust: bool) -> None:
         request = data.draw(st.sampled_from(self.requests + self.swapped))
         self.forget(request)
+        if distrust:
+            self.blocks.distrust(request)
         for _ in range(times):
-            self.blocks.free(request, discard=discard)
+            self.blocks.free(request)
 
     def forget(self, request: Request) -> None:
         (self.requests if request in self.requests else self.swapped).remove(request)

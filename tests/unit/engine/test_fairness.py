@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from pagewire_engine.fair_share import Amount, TenantShares
 from pagewire_engine.request import Request
 from tests.fakes.arrivals import Traffic, poisson, simulate
-from tests.unit.engine.harness import Harness, settings, submission
+from tests.unit.engine.harness import Harness, alone, settings, submission
 
 SECONDS = 30.0
 # With the simulated step times below, prompts of 64 and answers of 32 tokens, about 25 requests a
@@ -159,3 +160,22 @@ def test_places_are_left_only_if_that_makes_room_enough() -> None:
     assert shares.places_for(newcomer, Amount(4, 1), ()) == [running[3]]
     assert shares.places_for(newcomer, Amount(4, 4), ()) == []
     assert shares.places_for(newcomer, Amount(-3, 4), ()) == []
+
+
+def test_nobody_gives_way_for_blocks_that_would_not_come_free() -> None:
+    """Eight requests share a system prompt: none of them would free more than its own end."""
+    harness = Harness(settings(num_blocks=40, max_model_len=128))
+    system = list(range(100, 164))  # 16 blocks
+    for number in range(8):
+        harness.add(
+            replace(submission(f"big{number}", [*system, number], max_tokens=40), tenant="big")
+        )
+        harness.step()
+    small = replace(submission("small", range(200, 300), max_tokens=4), tenant="small")
+    harness.add(small)
+    for _ in range(6):
+        harness.step()
+    started = "small" in {request.request_id for request in harness.engine.scheduler.running}
+    assert started or harness.engine.stats().num_preemptions == 0
+    harness.run()
+    assert harness.tokens("small") == alone(small)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pagewire.outputs import FinishReason
 from pagewire_engine.step import StepPlan
+from pagewire_engine.submission import SequencePast
 from tests.unit.engine.harness import Harness, alone, settings, submission
 
 
@@ -182,3 +184,82 @@ def test_a_cached_prefix_is_published_only_once_it_is_computed() -> None:
     # When b was scheduled, a's step was still under way.
     assert cached == [0, 0, 16]
     assert harness.tokens("a") == harness.tokens("b") == harness.tokens("c") == alone(first)
+
+
+def test_a_sequence_of_a_swapped_request_may_be_aborted_under_way() -> None:
+    requests = [
+        submission("0", [1] * 6, max_tokens=14),
+        submission("1", [2] * 6, n=2, max_tokens=14, temperature=1.0),
+        submission("last", [3] * 6, n=3, max_tokens=14, temperature=1.0),
+    ]
+    for wait in range(8):
+        with overlapping(num_blocks=9, num_cpu_blocks=12, max_model_len=64) as harness:
+            harness.add(*requests)
+            while not harness.engine.scheduler.swapped:
+                harness.step()
+            for _ in range(wait):
+                harness.step()
+            harness.engine.abort("last", 1)
+            harness.engine.abort("last", 2)
+            harness.run()
+        assert harness.requests["last"].tokens[0] == alone(requests[2])[0]
+        assert harness.tokens("1") == alone(requests[1])
+
+
+@pytest.mark.parametrize("past", [0, 2])
+def test_a_skipped_chunk_of_an_aborted_leader_is_computed_for_the_others(past: int) -> None:
+    request = submission("a", range(14), n=3, temperature=1.0, max_tokens=8)
+    whole = alone(request)
+    if past:
+        told = [SequencePast(index, tokens[:past]) for index, tokens in enumerate(whole)]
+        request = replace(request, past=told, resubmission=True)
+    for failing in range(1, 5):
+        failed: list[int] = []
+
+        def fail_once(plan: StepPlan, step: int = failing, seen: list[int] = failed) -> None:
+            if plan.step == step and not seen:
+                seen.append(step)
+                raise RuntimeError("once")
+
+        harness = Harness(
+            settings(max_num_batched_tokens=4), on_execute=fail_once, overlaps_steps=True
+        )
+        harness.add(request)
+        while not failed:
+            harness.step()
+        harness.engine.abort("a", 0)
+        harness.run()
+        harness.engine.close()
+        tokens = harness.requests["a"].tokens
+        assert [tokens[1], tokens[2]] == whole[1:]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_prompt_logprobs_are_whole_though_the_leader_is_aborted(overlaps: bool) -> None:
+    request = submission("a", range(100, 120), n=2, max_tokens=4, prompt_logprobs=1)
+    for steps in range(1, 6):
+        harness = Harness(settings(max_num_batched_tokens=4), overlaps_steps=overlaps)
+        harness.add(request)
+        for _ in range(steps):
+            harness.step()
+        harness.engine.abort("a", 0)
+        harness.run()
+        harness.engine.close()
+        told = [position.token.token_id for position in harness.requests["a"].prompt_logprobs]
+        assert told == list(range(101, 120))
+
+
+def test_logits_that_are_no_numbers_cost_nobody_else_a_step() -> None:
+    good = [submission(str(n), range(n, n + 6), max_tokens=12) for n in range(3)]
+    with overlapping() as harness:
+        harness.add(*good, submission("bad", [50, 51], max_tokens=12))
+        for _ in range(4):
+            harness.step()
+        (bad,) = [r for r in harness.engine.scheduler.running if r.request_id == "bad"]
+        harness.executor.nan_sequences.add(bad.sequences[0].sequence_id)
+        harness.run()
+    assert harness.requests["bad"].error is not None
+    for request in good:
+        assert harness.tokens(request.request_id) == alone(request)
+    steps = [plan.step for plan in harness.plans]
+    assert steps == sorted(set(steps)), "a plan was executed again"
