@@ -29,14 +29,21 @@ class BestOf:
         self._texts: dict[int, list[str]] = {}
 
     def hold(self, update: GenerationUpdate) -> None:
-        """Takes an update's deltas out of it."""
+        """Takes an update's deltas out of it. Log probabilities, which are there for the ranking,
+        are kept only for a client that asked for them: they weigh much more than tokens."""
         for delta in update.deltas:
-            self._texts.setdefault(delta.index, []).append(delta.text)
             held = self._candidates.get(delta.index)
-            if held is not None:
-                delta.token_ids = held.token_ids + delta.token_ids
-                delta.logprobs = held.logprobs + delta.logprobs
-            self._candidates[delta.index] = delta
+            if held is None:
+                held = self._candidates[delta.index] = TextDelta(delta.index, "", [])
+                self._texts[delta.index] = []
+            self._texts[delta.index].append(delta.text)
+            held.token_ids += delta.token_ids
+            if self._with_logprobs:
+                held.logprobs += delta.logprobs
+            held.finish_reason = delta.finish_reason
+            held.stop_reason = delta.stop_reason
+            held.num_tokens = delta.num_tokens
+            held.cumulative_logprob = delta.cumulative_logprob
         update.deltas = []
 
     def release(self, update: GenerationUpdate) -> None:
@@ -46,7 +53,5 @@ class BestOf:
         for index, delta in enumerate(ranked[: self._n]):
             delta.text = "".join(self._texts[delta.index])
             delta.index = index
-            if not self._with_logprobs:
-                delta.logprobs = []
             update.deltas.append(delta)
         update.discarded_tokens = sum(delta.num_tokens for delta in ranked[self._n :])

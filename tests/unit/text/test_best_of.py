@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from pagewire.errors import InvalidArgumentError
 from pagewire.outputs import FinishReason, PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.best_of import BestOf
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
 from pagewire_frontend.finished import FinishedGeneration
 from pagewire_frontend.generation import Generation, GenerationSettings
-from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
+from pagewire_frontend.generation_types import (
+    GenerationRequest,
+    GenerationUpdate,
+    PositionTextLogprobs,
+    TextDelta,
+    TextLogprob,
+)
 from tests.fakes import small_tokenizers
 from tests.fakes.replaying_client import ReplayingClient
 
@@ -78,6 +85,25 @@ async def test_log_probabilities_are_told_only_where_asked_for() -> None:
     assert whole.sequences[0].logprobs == []
     whole, _, asked = await run(ANSWERS, n=1, best_of=3, logprobs=0)
     assert len(whole.sequences[0].logprobs) == len(whole.sequences[0].token_ids)
+
+
+def test_held_log_probabilities_are_let_go_of_and_tokens_are_not_copied() -> None:
+    position = PositionTextLogprobs(TextLogprob(1, -1.0, 1, "a", b"a"), [], 0)
+    best_of = BestOf(SamplingParams(n=1, best_of=2))
+    kept: list[int] | None = None
+    for n in range(1, 4):
+        delta = TextDelta(0, "a", [n], [position], num_tokens=n)
+        update = GenerationUpdate([delta])
+        best_of.hold(update)
+        assert update.deltas == []
+        held = best_of._candidates[0]
+        assert kept is None or held.token_ids is kept
+        kept = held.token_ids
+        assert held.logprobs == []
+        assert delta.token_ids == [n], "it is not ours"
+    last = GenerationUpdate([])
+    best_of.release(last)
+    assert [(d.text, d.token_ids, d.num_tokens) for d in last.deltas] == [("aaa", [1, 2, 3], 3)]
 
 
 async def test_what_follows_a_stop_string_does_not_count() -> None:
