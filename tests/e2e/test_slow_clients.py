@@ -104,6 +104,74 @@ async def test_a_head_without_end_is_answered_431(server: FrontendServer, head: 
     writer.close()
 
 
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        b"0\r\n" + b"x-many: 1234567890\r\n" * (MAX_HEAD_BYTES // 4),
+        b"0\r\nx-long: " + b"a" * (20 * MAX_HEAD_BYTES),
+        b"1;x=" + b"a" * (20 * MAX_HEAD_BYTES),
+    ],
+    ids=["trailers", "trailer", "chunk extension"],
+)
+async def test_trailers_and_chunk_extensions_without_end_are_answered_431(
+    server: FrontendServer, endless: bytes
+) -> None:
+    reader, writer = await connect(server)
+    writer.write(CHUNKED + b"%x\r\n%b\r\n" % (len(BODY), BODY))
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        for at in range(0, len(endless), 8192):
+            writer.write(endless[at : at + 8192])
+            await writer.drain()
+            sent += 8192
+            await asyncio.sleep(0.001)
+
+    sending = asyncio.create_task(send())
+    answer = await rest(reader)
+    await asyncio.wait({sending})
+    assert not answer or answer.startswith(b"HTTP/1.1 431 ")
+    assert sending.exception() is not None, "it was not cut off"
+    assert sent < len(endless)
+    writer.close()
+
+
+async def test_a_trailer_is_no_header() -> None:
+    """The tenant is what the Authorization header says."""
+    client = FakeEngineClient()
+    async with running_frontend(client) as server:
+        for trailer in (b"", b"authorization: Bearer someone\r\n"):
+            reader, writer = await connect(server)
+            body = b"%x\r\n%b\r\n" % (len(BODY), BODY)
+            writer.write(CHUNKED + body + b"0\r\n" + trailer + b"\r\n")
+            assert (await rest(reader)).startswith(b"HTTP/1.1 200 OK")
+            writer.close()
+    without, with_trailer = client.requests
+    assert with_trailer.tenant == without.tenant
+
+
+async def test_small_chunks_and_a_trailer_are_no_matter(server: FrontendServer) -> None:
+    """Their framing is longer than a head may be."""
+    body = b" " * 20_000 + BODY
+    reader, writer = await connect(server)
+    writer.write(CHUNKED)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert len(chunks) > MAX_HEAD_BYTES
+    for at in range(0, len(chunks), 4096):
+        writer.write(chunks[at : at + 4096])
+        await writer.drain()
+    writer.write(b"0\r\nx-trailer: a\r\n\r\n")
+    assert (await rest(reader)).startswith(b"HTTP/1.1 200 OK")
+    writer.close()
+
+
 async def test_a_slow_but_steady_upload_is_served(server: FrontendServer) -> None:
     """It takes longer than the timeout, and sends more than ten kilobytes a second."""
     body = b'{"max_tokens": 4, "prompt": "hi", "user": "' + b"a" * 100_000 + b'"}'

@@ -1,7 +1,7 @@
 """HTTP connections that can't be held open, or filled, by a request that never ends.
 
-uvicorn's httptools protocol bounds neither the bytes of a request's head nor the time in which a
-request must come.
+uvicorn's httptools protocol bounds neither the bytes of a request's head and of a chunked body's
+trailers nor the time in which a request must come.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pagewire_frontend.openai_api.errors import error_body
 
+# Also of what stands around a body: its trailers, and the extensions of one chunk.
 MAX_HEAD_BYTES = 64 << 10
 # A client may take this much longer for each byte it has sent of a body: 10 kB/s are enough.
 _SECONDS_PER_BYTE = 1e-4
@@ -34,6 +35,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._reading_head = True
+        # Since the parser last left a head, trailers or the line before a chunk behind.
         self._head_bytes = 0
         self._body_bytes = 0
 
@@ -50,11 +52,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_request()
-        if self._reading_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._reading_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
+        if self._head_bytes > MAX_HEAD_BYTES:
+            part = "head is" if self._reading_head else "trailers or chunk extensions are"
+            self._refuse(431, f"the request's {part} longer than {MAX_HEAD_BYTES} bytes")
 
     # -- the parser's callbacks ------------------------------------------------------------------
 
@@ -65,17 +67,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._timer is None:
             self._expect_request()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers are not headers (RFC 9110, 6.5.1), and nothing here reads them.
+        if self._reading_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._reading_head = False
         self._head_bytes = 0
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        """The line before a chunk is complete."""
+        self._head_bytes = 0
+
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._reading_head = True
+        self._head_bytes = 0
         self._stop_timer()
         super().on_message_complete()
 
