@@ -12,8 +12,8 @@ from pagewire.errors import ErrorCode, InternalError, PagewireError
 
 logger = logging.getLogger(__name__)
 
-# A full queue empties within a second or so; a lost engine takes seconds to restart.
-_DEFAULT_RETRY_S = {ErrorCode.RESOURCE_EXHAUSTED: 1.0, ErrorCode.UNAVAILABLE: 5.0}
+# A lost engine takes seconds to restart.
+_RESTART_S = 5.0
 
 
 def as_pagewire_error(error: Exception) -> PagewireError:
@@ -32,8 +32,14 @@ def as_pagewire_error(error: Exception) -> PagewireError:
 
 
 def retry_delay_s(error: PagewireError) -> float | None:
-    """Seconds after which a retry makes sense; None where it makes none."""
-    return error.retry_after_s or _DEFAULT_RETRY_S.get(error.code)
+    """Seconds after which a retry makes sense; None where it makes none.
+
+    A full queue says itself when to come again. What says nothing, as a request that the whole KV
+    cache can't hold, would be refused again.
+    """
+    if error.retry_after_s is None and error.code == ErrorCode.UNAVAILABLE:
+        return _RESTART_S
+    return error.retry_after_s
 
 
 @contextmanager

@@ -35,8 +35,12 @@ _SAMPLING_FIELDS = frozenset(
         "max_tokens",
         "logprobs",
         "prompt_logprobs",
+        "best_of",
     )
 )
+# What a beam search alone has; and what it shares with sampling.
+_BEAM_FIELDS = frozenset(("beam_width", "length_penalty", "early_stopping"))
+_SHARED_FIELDS = frozenset(("n", "temperature", "max_tokens", "ignore_eos", "logprobs"))
 _TEXT_FIELDS = frozenset(("stop", "include_stop_str_in_output", "skip_special_tokens"))
 _TEMPLATE_FIELDS = frozenset(
     ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
@@ -45,11 +49,18 @@ _TEMPLATE_FIELDS = frozenset(
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Awaitable[Any]])
 
 
-def field_path(field: str) -> str:
-    """The path of a field in the request message: `top_p` is `sampling_params.top_p` there."""
+def field_path(field: str, *, beam_search: bool = False) -> str:
+    """The path of a field in the request message: `top_p` is `sampling_params.top_p` there.
+
+    Args:
+        field: as errors name it.
+        beam_search: the request asks for one.
+    """
     if field == "prompt_token_ids":
         return "token_ids.ids"
     name = field.split("[", 1)[0].split(".", 1)[0]
+    if name in _BEAM_FIELDS or (beam_search and name in _SHARED_FIELDS):
+        return f"beam_search.{field}"
     if name in _SAMPLING_FIELDS:
         return f"sampling_params.{field}"
     if name in _TEXT_FIELDS:
@@ -59,11 +70,16 @@ def field_path(field: str) -> str:
     return field
 
 
-def to_status(error: PagewireError) -> status_pb2.Status:
-    """google.rpc.Status: BadRequest names the field, RetryInfo says when a retry makes sense."""
+def to_status(error: PagewireError, *, beam_search: bool = False) -> status_pb2.Status:
+    """google.rpc.Status: BadRequest names the field, RetryInfo says when a retry makes sense.
+
+    Args:
+        error: what the call failed with.
+        beam_search: the call asked for one.
+    """
     if isinstance(error, TokenIdsOnlyError):
         error = TokenIdsOnlyError("call Generate with token_ids")
-    path = field_path(error.field)
+    path = field_path(error.field, beam_search=beam_search)
     message = f"{path}: {error.message}" if path else error.message
     details: list[Message] = []
     if path:
@@ -84,9 +100,13 @@ def to_status(error: PagewireError) -> status_pb2.Status:
     return status
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PagewireError) -> NoReturn:
-    """Ends the call with the error's status."""
-    status = rpc_status.to_status(to_status(error))
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: PagewireError, request: Message
+) -> NoReturn:
+    """Ends the call with the error's status, in the words of its request."""
+    asks = request.DESCRIPTOR.fields_by_name
+    beam_search = "beam_search" in asks and request.HasField("beam_search")
+    status = rpc_status.to_status(to_status(error, beam_search=beam_search))
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
@@ -100,6 +120,6 @@ def answers_errors(handler: HandlerT) -> HandlerT:
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await abort(context, as_pagewire_error(error))
+            await abort(context, as_pagewire_error(error), request)
 
     return wrapped  # type: ignore[return-value]  # wraps() loses the callable's own type

@@ -70,6 +70,9 @@ def error_response(error: PagewireError) -> Response:
     status = http_status(error)
     if retry_after_s is not None and status in (429, 503):
         headers["retry-after"] = str(math.ceil(retry_after_s))
+    elif status == 429:
+        # OpenAI's clients retry each 429 that does not say this.
+        headers["x-should-retry"] = "false"
     if status == 413:
         headers["connection"] = "close"
     return Response(describe(error), status, headers, media_type="application/json")

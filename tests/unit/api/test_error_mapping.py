@@ -17,6 +17,7 @@ from pagewire.errors import (
     UnavailableError,
     error_from_code,
 )
+from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.errors import TokenIdsOnlyError
 from pagewire_frontend.faults import as_pagewire_error
 from pagewire_frontend.grpc_api.errors import field_path, to_status
@@ -26,6 +27,8 @@ from pagewire_frontend.openai_api.errors import (
     error_response,
     http_status,
 )
+from tests.fakes.fake_engine_client import FakeEngineClient
+from tests.fakes.frontend import grpc_stub, running_frontend
 
 
 def error_with(code: ErrorCode) -> PagewireError:
@@ -109,6 +112,18 @@ def test_a_lost_engine_says_when_to_come_back_by_default() -> None:
     assert error_response(UnavailableError("gone")).headers["retry-after"] == "5"
 
 
+def test_what_would_be_refused_again_asks_nobody_to_come_back() -> None:
+    error = ResourceExhaustedError("it does not fit in the KV cache even alone")
+    assert not to_status(error).details
+    response = error_response(error)
+    assert response.status_code == 429
+    assert "retry-after" not in response.headers
+    # OpenAI's clients retry a 429 unless they are told not to.
+    assert response.headers["x-should-retry"] == "false"
+    full = error_response(ResourceExhaustedError("the queue is full", retry_after_s=1.0))
+    assert "x-should-retry" not in full.headers
+
+
 def test_a_body_that_is_too_large_is_413_and_not_429() -> None:
     response = error_response(RequestTooLargeError(1024))
     assert response.status_code == 413
@@ -120,9 +135,33 @@ def test_fields_are_paths_in_the_request_message() -> None:
     assert field_path("stop") == "text_params.stop"
     assert field_path("chat_template") == "template_params.chat_template"
     assert field_path("messages[0].role") == "messages[0].role"
+    assert field_path("best_of") == "sampling_params.best_of"
     assert to_status(InvalidArgumentError("top_p", "is wrong")).message == (
         "sampling_params.top_p: is wrong"
     )
+
+
+def test_each_field_of_sampling_and_of_a_beam_search_has_its_path() -> None:
+    for name in sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name:
+        assert field_path(name) == f"sampling_params.{name}"
+    for name in sampling_pb2.BeamSearchParams.DESCRIPTOR.fields_by_name:
+        assert field_path(name, beam_search=True) == f"beam_search.{name}"
+    for name in ("stop", "messages", "request_id"):
+        assert field_path(name, beam_search=True) == field_path(name)
+
+
+async def test_an_error_of_a_beam_search_names_its_own_field() -> None:
+    async with running_frontend(FakeEngineClient()) as server, grpc_stub(server) as stub:
+        beams_of = sampling_pb2.BeamSearchParams
+        for beams, path in (
+            (beams_of(beam_width=2, n=3), "beam_search.n"),
+            (beams_of(beam_width=500), "beam_search.beam_width"),
+            (beams_of(beam_width=2, max_tokens=1 << 20), "beam_search.max_tokens"),
+        ):
+            call = inference_pb2.GenerateRequest(text="x", beam_search=beams)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GenerateUnary(call)
+            assert (caught.value.details() or "").startswith(f"{path}: ")
 
 
 def test_an_unexpected_exception_is_logged_without_its_message(
