@@ -3,6 +3,7 @@ starts, and what is counted of it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -200,6 +201,7 @@ class Serving:
         self.stopping = False
         self._generation: Generation | None = None
         self._scraped_at = -_SCRAPE_INTERVAL_S
+        self._asking: asyncio.Task[None] | None = None
         self._tokenizer_sha256 = ""
 
     def connect(self, generation: Generation) -> None:
@@ -249,12 +251,19 @@ class Serving:
         now = time.monotonic()
         if generation is not None and now - self._scraped_at >= _SCRAPE_INTERVAL_S:
             self._scraped_at = now
-            try:
-                self.metrics.engine.stats = await generation.client.stats(_SCRAPE_TIMEOUT_S)
-            except PagewireError:
-                self.metrics.engine.stats = None
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask_engine(generation))
+        if self._asking is not None and not self._asking.done():
+            # A scraper that goes away must not take the answer from the others.
+            await asyncio.shield(self._asking)
         name = "" if generation is None else generation.model_info.served_model_name
         return self.metrics.render(name)
+
+    async def _ask_engine(self, generation: Generation) -> None:
+        try:
+            self.metrics.engine.stats = await generation.client.stats(_SCRAPE_TIMEOUT_S)
+        except PagewireError:
+            self.metrics.engine.stats = None
 
     async def start(
         self, request: GenerationRequest, field_names: Mapping[str, str] = _SAME_NAMES

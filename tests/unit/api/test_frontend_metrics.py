@@ -8,6 +8,7 @@ import pytest
 
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import engine_pb2
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.serving import Serving
@@ -142,6 +143,33 @@ async def test_while_the_engine_is_away_its_figures_are_absent() -> None:
     text = await serving.scrape()
     assert b"pagewire_num_requests_running{" not in text
     assert b"pagewire_engine_ready{" in text
+
+
+async def test_scrapers_that_come_together_all_get_the_one_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = FakeEngineClient()
+    serving = await make_serving(client)
+    asked, answer = 0, asyncio.Event()
+    stats = client.stats
+
+    async def slowly(timeout_s: float) -> engine_pb2.GetStatsResponse:
+        nonlocal asked
+        asked += 1
+        await answer.wait()
+        return await stats(timeout_s)
+
+    monkeypatch.setattr(client, "stats", slowly)
+    first, *others = [asyncio.create_task(serving.scrape()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in others)
+    # One that goes away does not take the answer from the others.
+    first.cancel()
+    await asyncio.sleep(0.01)
+    answer.set()
+    for text in await asyncio.gather(*others):
+        assert b"pagewire_num_requests_running{" in text
+    assert asked == 1
 
 
 async def test_a_frontend_without_an_engine_is_scraped_all_the_same() -> None:
