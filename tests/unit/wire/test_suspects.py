@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import MagicMock
 
 import pytest
 
+from pagewire.beam_search_params import BeamSearchParams
 from pagewire.errors import UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.engine_client import suspects as suspects_module
 from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire_frontend.engine_client.failover import EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
@@ -89,6 +92,25 @@ async def test_a_suspect_is_acquitted_once_it_has_come_past_the_point_of_death()
     assert proven in suspects
     await suspects.try_alone(proven)
     assert proven.deaths == 0
+
+
+async def test_a_suspect_that_tells_nothing_before_its_end_holds_the_others_up_more_shortly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(suspects_module, "_WHOLE_TRIAL_TIMEOUT_S", 0.1)
+    params = BeamSearchParams(beam_width=2).as_sampling_params()
+    beams = LiveRequest(EngineRequest("r", [1], params), lambda live: None)
+    sampled = placed()
+    beams.deaths = sampled.deaths = SUSPICIOUS_DEATHS
+
+    async def place(live: LiveRequest) -> None:
+        live.session = MagicMock()
+
+    await asyncio.wait_for(Suspects(place, 1.0).try_alone(beams), 5)
+    assert beams.deaths == 0
+    assert not beams.mailbox.ended
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(Suspects(place, 1.0).try_alone(sampled), 0.5)
 
 
 async def test_one_that_kills_the_engine_on_trial_has_failed_and_the_others_are_not_blamed() -> (
