@@ -222,13 +222,19 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     def GetStats(
         self, request: engine_pb2.GetStatsRequest, context: grpc.ServicerContext
     ) -> Iterator[engine_pb2.GetStatsResponse]:
-        if request.interval_ms == 0:
-            yield self._stats(request.with_window)
+        if request.interval_ms == 0 and not request.with_window:
+            yield self._stats(with_window=False)
             return
-        # Each such call keeps one of the server's threads.
+        # Each such call keeps one of the server's threads; a look at the window waits for a step.
         if not self._stats_slots.acquire(blocking=False):
-            raise ResourceExhaustedError(f"{MAX_STATS_STREAMS} others watch the statistics already")
+            raise ResourceExhaustedError(
+                f"{MAX_STATS_STREAMS} others watch the statistics already, the most at a time; "
+                "try again later, or ask once without with_window"
+            )
         try:
+            if request.interval_ms == 0:
+                yield self._stats(request.with_window)
+                return
             least_s = _MIN_WINDOW_INTERVAL_S if request.with_window else _MIN_STATS_INTERVAL_S
             interval_s = max(least_s, request.interval_ms / 1000)
             while context.is_active():

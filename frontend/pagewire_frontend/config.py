@@ -50,6 +50,11 @@ class FrontendConfig(BaseModel):
         description="Let clients of the gRPC API watch the engine's queues and blocks "
         "(Observability.WatchStats; the chat page then draws them), without ids or content.",
     )
+    allow_high_priority: bool = Field(
+        default=False,
+        description="Let clients send a priority below 0, which goes before all requests that "
+        "have none, whoever sent them. Offline use is not limited.",
+    )
     max_request_bytes: int = Field(
         default=16 << 20, ge=1024, description="Largest request body or gRPC message, in bytes."
     )

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pagewire.errors import ErrorCode, PagewireError, UnavailableError
+from pagewire.errors import ErrorCode, InvalidArgumentError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.faults import renaming
@@ -280,12 +280,22 @@ class Serving:
         """
         started_at = time.monotonic()
         try:
+            self._check_priority(request.priority)
             with renaming(field_names):
                 running = await self.generation.start(request)
         except PagewireError as error:
             self.metrics.request_failed(error.code)
             raise
         return MeteredGeneration(running, started_at, self.metrics, field_names)
+
+    def _check_priority(self, priority: int) -> None:
+        """Anyone may yield to others; to go before them takes the operator's word."""
+        if priority < 0 and not self.config.allow_high_priority:
+            raise InvalidArgumentError(
+                "priority",
+                "must be 0 or more (lower runs first): this server takes lower ones only when its "
+                "frontend is started with --allow-high-priority",
+            )
 
     async def start_all(
         self, requests: Sequence[GenerationRequest], field_names: Mapping[str, str]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from pagewire_kernels.build import KernelBuildError, build, find_compiler, library_path
+
+logger = logging.getLogger(__name__)
 
 
 def can_be_built() -> bool:
@@ -21,7 +24,8 @@ class BackgroundBuild:
         """Starts at once.
 
         Args:
-            builder: builds and returns the library's path, or raises KernelBuildError.
+            builder: builds and returns the library's path, or raises KernelBuildError. It starts
+                no threads of an executor: the interpreter's exit waits for those.
         """
         self._builder = builder
         self._outcome: Path | KernelBuildError | None = None
@@ -50,3 +54,6 @@ class BackgroundBuild:
             self._outcome = self._builder()
         except KernelBuildError as error:
             self._outcome = error
+        except Exception as error:
+            logger.exception("the build of the C++ kernels failed")
+            self._outcome = KernelBuildError(f"the build failed: {error!r}")

@@ -13,6 +13,7 @@ library has a plain C interface: it fits any torch version.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import platform
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +40,9 @@ _FLAGS = (
     "-fPIC",
 )
 _BUILD_TIMEOUT_S = 600
+# Older scratch folders are of builds that were killed.
+_SCRATCH_PREFIX = "tmp"
+_SCRATCH_MAX_AGE_S = 24 * 3600
 # Behind the engine, but not so far that a busy one starves the compiler: about a quarter of a core.
 _PATIENCE = "5"
 
@@ -113,7 +118,7 @@ def build(level: Level | None = None, *, force: bool = False, patiently: bool = 
     Args:
         level: default: this machine's.
         force: build it again even so.
-        patiently: one compiler at a time, with low priority.
+        patiently: one compiler at a time, with low priority, and no threads but the caller's.
 
     Returns:
         Its path.
@@ -136,8 +141,9 @@ def build(level: Level | None = None, *, force: bool = False, patiently: bool = 
     command = [*([nice, "-n", _PATIENCE] if nice else []), compiler, *_FLAGS, level.flag]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent)
         # Built beside its place and renamed into it: another process never loads half a library.
-        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=path.parent) as scratch:
             output = Path(scratch) / path.name
             _compile(command, output, 1 if patiently else os.cpu_count() or 1)
             output.replace(path)
@@ -152,13 +158,27 @@ def build(level: Level | None = None, *, force: bool = False, patiently: bool = 
 def _compile(command: Sequence[str], output: Path, jobs: int) -> None:
     sources = sorted(SOURCE_DIR.glob("*.cpp"))
     objects = [output.parent / f"{source.stem}.o" for source in sources]
-    with ThreadPoolExecutor(jobs) as pool:
-        commands = [
-            [*command, "-c", "-o", str(target), str(source)]
-            for source, target in zip(sources, objects, strict=True)
-        ]
-        list(pool.map(_run, commands))
+    commands = [
+        [*command, "-c", "-o", str(target), str(source)]
+        for source, target in zip(sources, objects, strict=True)
+    ]
+    if jobs == 1:
+        # Not by an executor, whose threads a process that ends would wait for.
+        for one in commands:
+            _run(one)
+    else:
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(_run, commands))
     _run([*command, "-shared", "-o", str(output), *map(str, objects)])
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed builds left there."""
+    oldest = time.time() - _SCRATCH_MAX_AGE_S
+    for scratch in folder.glob(f"{_SCRATCH_PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # another build sweeps too
+            if scratch.is_dir() and scratch.stat().st_mtime < oldest:
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def main() -> int:

@@ -28,7 +28,13 @@ async def served(
     settings = fake_config(**({"max_num_seqs": 1} | config))
     with FakeEngine(settings, step_time_s=step_time_s) as engine:
         server = FrontendServer(
-            FrontendConfig(engine=engine.target, http_port=0, grpc_port=0, grace_period_s=0.0)
+            FrontendConfig(
+                engine=engine.target,
+                http_port=0,
+                grpc_port=0,
+                grace_period_s=0.0,
+                allow_high_priority=True,
+            )
         )
         await server.start()
         try:

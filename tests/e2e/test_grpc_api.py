@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -17,6 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from grpc_status import rpc_status
 
 from pagewire.v1 import engine_pb2, inference_pb2, inference_pb2_grpc, operations_pb2_grpc
+from pagewire_frontend.grpc_api.operations import MAX_WATCHERS
 from pagewire_frontend.server import FrontendServer
 from tests.fakes.fake_engine_client import MODEL, FakeEngineClient, ids_of
 from tests.fakes.frontend import chat_request, grpc_stub, running_frontend
@@ -272,6 +274,38 @@ async def test_an_allowed_watcher_sees_the_engine_and_no_request_s_id() -> None:
             assert error.code() == grpc.StatusCode.UNAVAILABLE
         for call in secrets:
             call.cancel()
+
+
+async def test_the_watchers_of_a_frontend_are_limited() -> None:
+    async with (
+        running_frontend(FakeEngineClient(), allow_watch_stats=True) as server,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        observability = operations_pb2_grpc.ObservabilityStub(channel)
+        asked = engine_pb2.GetStatsRequest(interval_ms=100)
+        watchers = [observability.WatchStats(asked) for _ in range(MAX_WATCHERS)]
+        for watching in watchers:
+            await watching.read()
+        error = await failure(observability.WatchStats(asked))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"{MAX_WATCHERS} clients watch" in str(error.details())
+        once = observability.WatchStats(engine_pb2.GetStatsRequest())
+        assert len([stats async for stats in once]) == 1
+        watchers[0].cancel()
+        for _ in range(200):
+            if isinstance(await _first_of(observability.WatchStats(asked)), Message):
+                return
+            await asyncio.sleep(0.02)
+        pytest.fail("the place of a watcher that left stays taken")
+
+
+async def _first_of(call: Any) -> Any:
+    try:
+        return await call.read()
+    except grpc.aio.AioRpcError as error:
+        return error
+    finally:
+        call.cancel()
 
 
 async def test_a_watcher_does_not_hold_up_the_end() -> None:

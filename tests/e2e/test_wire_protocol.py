@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from grpc_status import rpc_status
 
 from pagewire.v1 import engine_pb2, engine_pb2_grpc, sampling_pb2
+from pagewire_engine.servicer import MAX_STATS_STREAMS
 from tests.e2e.wire_peer import WirePeer, wait_until
 from tests.fakes.fake_engine import VOCAB_SIZE, FakeEngine, fake_config
 
@@ -371,6 +372,27 @@ def test_model_tokenizer_and_statistics_are_told() -> None:
         watching.cancel()
         reset = peer.stub.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest(), timeout=5)
         assert reset.num_blocks == 0
+
+
+def test_looks_at_the_window_take_a_watchers_place() -> None:
+    with FakeEngine() as engine, WirePeer(engine.target) as peer:
+        asked = engine_pb2.GetStatsRequest(interval_ms=60_000)
+        watchers = [peer.stub.GetStats(asked, timeout=20) for _ in range(MAX_STATS_STREAMS)]
+        for watching in watchers:
+            next(watching)
+        look = engine_pb2.GetStatsRequest(with_window=True)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(peer.stub.GetStats(look, timeout=5))
+        assert code(caught) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"{MAX_STATS_STREAMS} others watch" in caught.value.details()
+        # Who asks for the counters alone is answered at once.
+        assert next(peer.stub.GetStats(engine_pb2.GetStatsRequest(), timeout=5)).epoch
+
+
+def test_looks_leave_their_places_again(engine: FakeEngine, peer: WirePeer) -> None:
+    look = engine_pb2.GetStatsRequest(with_window=True)
+    for _ in range(2 * MAX_STATS_STREAMS):
+        assert len(list(peer.stub.GetStats(look, timeout=5))) == 1
 
 
 def test_a_watcher_sees_who_holds_which_block(engine: FakeEngine, peer: WirePeer) -> None:

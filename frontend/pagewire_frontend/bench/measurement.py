@@ -17,7 +17,7 @@ class RequestMeasurement:
 
     Attributes:
         prompt_tokens: length of its prompt.
-        sent_at: when it was handed over.
+        sent_at: when it was handed over; at a request rate, when it was due.
         arrivals: when tokens came, and how many.
         ended_at: when its end was known.
         times: what the engine told of it.

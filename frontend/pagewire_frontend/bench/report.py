@@ -33,7 +33,8 @@ def as_json(summary: Summary, model: str, settings: BenchOnlySettings) -> dict[s
     return {
         "model": model,
         "target": settings.target,
-        "workload": {name: getattr(settings, name) for name in _WORKLOAD},
+        "workload": {name: getattr(settings, name) for name in _WORKLOAD}
+        | {"max_concurrency": settings.concurrency_limit},
         "requests": summary.num_requests,
         "failed": summary.num_failed,
         "duration_s": summary.duration_s,
@@ -56,9 +57,11 @@ def as_json(summary: Summary, model: str, settings: BenchOnlySettings) -> dict[s
 def as_table(summary: Summary, model: str, settings: BenchOnlySettings) -> str:
     """Lines for a terminal; times in milliseconds."""
     where = settings.target or "in this process"
+    limit = settings.concurrency_limit
+    in_flight = "no limit" if limit is None else f"at most {limit}"
     lines = [
-        f"{model} ({where}): {summary.num_requests} requests in {summary.duration_s:.2f} s, at "
-        f"most {settings.max_concurrency} in flight; {summary.num_failed} failed",
+        f"{model} ({where}): {summary.num_requests} requests in {summary.duration_s:.2f} s, "
+        f"{in_flight} in flight; {summary.num_failed} failed",
         f"{summary.prompt_tokens} prompt tokens ({summary.cached_tokens} cached), "
         f"{summary.output_tokens} output tokens, {summary.preemptions} preemptions",
         "",

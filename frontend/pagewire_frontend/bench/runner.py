@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from tqdm.auto import tqdm
 
@@ -17,6 +17,8 @@ from pagewire_frontend.bench.targets import OfflineTarget, ServerTarget, Target
 from pagewire_frontend.bench.workload import BenchRequest, make_workload
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.model_download import MODEL_NAME, smollm2_path
+
+Slots = AbstractAsyncContextManager[None]
 
 
 async def measure(settings: BenchOnlySettings) -> tuple[Summary, str]:
@@ -50,12 +52,14 @@ async def run_workload(target: Target, settings: BenchOnlySettings) -> Summary:
                 f"{target.max_model_len}; make --prompt-len, --output-len or --shared-prefix-len "
                 "smaller",
             )
-    slots = asyncio.Semaphore(settings.max_concurrency)
+    limit = settings.concurrency_limit
+    slots: Slots = nullcontext() if limit is None else asyncio.Semaphore(limit)
     await _run_all(target, requests[: settings.warmup], slots, lambda _: None)
     rest = requests[settings.warmup :]
+    at_rate = settings.request_rate is not None
     num_tokens = sum(request.output_len for request in rest)
     with tqdm(total=num_tokens, desc="Output", unit="tok", file=sys.stderr) as progress:
-        outcomes = await _run_all(target, rest, slots, progress.update)
+        outcomes = await _run_all(target, rest, slots, progress.update, at_rate=at_rate)
     measured = [one for one in outcomes if isinstance(one, RequestMeasurement)]
     failures = [one for one in outcomes if isinstance(one, PagewireError)]
     if not measured:
@@ -66,15 +70,20 @@ async def run_workload(target: Target, settings: BenchOnlySettings) -> Summary:
 async def _run_all(
     target: Target,
     requests: Sequence[BenchRequest],
-    slots: asyncio.Semaphore,
+    slots: Slots,
     count: Callable[[int], object],
+    *,
+    at_rate: bool = False,
 ) -> list[RequestMeasurement | PagewireError]:
     start = time.monotonic()
 
     async def run(request: BenchRequest) -> RequestMeasurement | PagewireError:
-        await asyncio.sleep(max(0.0, start + request.arrival_s - time.monotonic()))
+        due = start + request.arrival_s
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
         async with slots:
-            measurement = RequestMeasurement(len(request.token_ids), sent_at=time.monotonic())
+            # At a rate the wait for a slot counts: clients would have sent it by then.
+            sent_at = due if at_rate else time.monotonic()
+            measurement = RequestMeasurement(len(request.token_ids), sent_at)
 
             def on_tokens(num_tokens: int) -> None:
                 measurement.arrivals.append((time.monotonic(), num_tokens))

@@ -16,6 +16,7 @@ from pagewire_frontend.model_download import MODEL_NAME
 _SERVER_FIELDS = frozenset(
     {"model", "seed", "host", "port", "stream_endpoint", "session_timeout_s", "log_level"}
 )
+_DEFAULT_CONCURRENCY = 32
 _LENGTHS = re.compile(r"(\d+)(?:-(\d+))?")
 
 with warnings.catch_warnings():
@@ -49,11 +50,17 @@ with warnings.catch_warnings():
         shared_prefix_len: int = Field(
             default=0, ge=0, description="Tokens before each prompt's own that all prompts share."
         )
-        max_concurrency: int = Field(default=32, ge=1, description="Most requests in flight.")
+        max_concurrency: int | None = Field(
+            default=None,
+            ge=1,
+            description="Most requests in flight. "
+            f"Default: {_DEFAULT_CONCURRENCY}; with --request-rate, no limit.",
+        )
         request_rate: float | None = Field(
             default=None,
             gt=0,
             description="Mean requests a second, arriving at random (a Poisson process). "
+            "Latencies count from a request's arrival, whether or not it could be sent then. "
             "Default: as many as may be in flight, at once.",
         )
         seed: int = Field(
@@ -62,6 +69,14 @@ with warnings.catch_warnings():
         json: bool = Field(  # type: ignore[assignment]  # pydantic's own, deprecated
             default=False, description="Print one JSON object instead of the table."
         )
+
+        @property
+        def concurrency_limit(self) -> int | None:
+            """Most requests in flight; None: no limit, for one would hide that a rate is too high
+            for the server."""
+            if self.max_concurrency is None and self.request_rate is None:
+                return _DEFAULT_CONCURRENCY
+            return self.max_concurrency
 
         @field_validator("prompt_len", "output_len")
         @classmethod

@@ -8,13 +8,17 @@ from typing import Any, NoReturn
 
 import grpc
 
-from pagewire.errors import FailedPreconditionError
+from pagewire.errors import FailedPreconditionError, ResourceExhaustedError
 from pagewire.v1 import engine_pb2, operations_pb2_grpc
 from pagewire_frontend.grpc_api.errors import answers_errors
 from pagewire_frontend.serving import Serving
 
 # Someone at a screen needs no more.
 _LEAST_INTERVAL_MS = 100
+# Between two messages a watcher does not see that the server stops.
+_MOST_INTERVAL_MS = 10_000
+# Each keeps a thread of the engine.
+MAX_WATCHERS = 4
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -41,6 +45,7 @@ class ObservabilityServicer(
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
+        self._num_watchers = 0
 
     @answers_errors
     async def WatchStats(self, request: engine_pb2.GetStatsRequest, context: Context) -> None:
@@ -49,7 +54,24 @@ class ObservabilityServicer(
                 "WatchStats is off on this server; start the frontend with --allow-watch-stats, or "
                 "GET /metrics of its HTTP port for the counters"
             )
-        interval_ms = request.interval_ms and max(request.interval_ms, _LEAST_INTERVAL_MS)
+        if request.interval_ms == 0 and not request.with_window:
+            await self._watch(request, context)
+            return
+        if self._num_watchers >= MAX_WATCHERS:
+            raise ResourceExhaustedError(
+                f"{MAX_WATCHERS} clients watch this server already, the most at a time; try again "
+                "later, or GET /metrics of its HTTP port for the counters"
+            )
+        self._num_watchers += 1
+        try:
+            await self._watch(request, context)
+        finally:
+            self._num_watchers -= 1
+
+    async def _watch(self, request: engine_pb2.GetStatsRequest, context: Context) -> None:
+        interval_ms = request.interval_ms and min(
+            max(request.interval_ms, _LEAST_INTERVAL_MS), _MOST_INTERVAL_MS
+        )
         names = RequestNumbers()
         watching = self._serving.generation.client.watch_stats(
             interval_ms, with_window=request.with_window

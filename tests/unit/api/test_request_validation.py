@@ -238,6 +238,7 @@ async def test_http_refuses_bad_chats(
         ({"prompt": "x", "logprobs": True}, "logprobs"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "priority": 2**40}, "priority"),
+        ({"prompt": "x", "priority": -1}, "priority"),
     ],
 )
 async def test_http_refuses_bad_completions(
@@ -413,3 +414,25 @@ async def test_tasks_of_other_models_are_unimplemented(serving: Serving, method:
     context = await refused(serving, method, request)
     assert context.code == grpc.StatusCode.UNIMPLEMENTED
     assert "generates text" in context.status.message
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateUnary", "Chat", "ChatUnary"])
+async def test_grpc_refuses_to_go_before_others(serving: Serving, method: str) -> None:
+    request = (
+        chat_request(priority=-1)
+        if method.startswith("Chat")
+        else inference_pb2.GenerateRequest(text="x", priority=-1)
+    )
+    context = await refused(serving, method, request)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert context.violations() == ["priority"]
+    assert "--allow-high-priority" in context.status.message
+
+
+async def test_an_operator_may_let_clients_go_before_others() -> None:
+    engine = FakeEngineClient()
+    serving = await make_serving(engine, allow_high_priority=True)
+    async with http_client(serving) as http:
+        response = await post(http, "/v1/completions", prompt="x", priority=-3)
+    assert response.status_code == 200
+    assert [request.priority for request in engine.requests] == [-3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from pagewire_kernels import build, cpu
 from pagewire_kernels.attention import BackendUnavailableError, load_attention_backend
+from pagewire_kernels.background_build import BackgroundBuild
 from pagewire_kernels.cpu_dense import CpuDense
 from pagewire_kernels.quantization import quantize_int8
 from pagewire_kernels.sampling import TorchChooser, load_token_chooser
@@ -122,3 +124,53 @@ def test_the_command_line_reports_failure(nothing_built: Path) -> None:
     assert result.returncode == 1
     assert "no C++ compiler was found" in result.stderr
     assert "Building the C++ kernels" in result.stdout  # what takes long is told before
+
+
+def test_what_killed_builds_left_is_removed_and_what_runs_is_not(
+    nothing_built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build.library_path().parent
+    for name, age_days in (("tmpold", 2), ("tmpnew", 0), ("other", 2)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "half.o").touch()
+        then = time.time() - age_days * 24 * 3600
+        os.utime(folder / name, (then, then))
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(build.KernelBuildError, match="exit code 1"):
+        build.build()
+    assert sorted(path.name for path in folder.iterdir()) == ["other", "tmpnew"]
+
+
+def test_an_unforeseen_error_is_a_failed_build_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def builder() -> Path:
+        raise RuntimeError("unforeseen")
+
+    background = BackgroundBuild(builder)
+    with pytest.raises(build.KernelBuildError, match="unforeseen"):
+        background.result()
+    assert background.ended
+    assert "the build of the C++ kernels failed" in caplog.text
+
+
+def test_a_process_that_ends_does_not_wait_for_its_background_build(nothing_built: Path) -> None:
+    compiler, started, gate = (nothing_built / name for name in ("compiler", "started", "gate"))
+    compiler.write_text(f"#!/bin/sh\ntouch {started}\nwhile [ -e {gate} ]; do sleep 0.05; done\n")
+    compiler.chmod(0o755)
+    gate.touch()
+    code = f"""
+import os, time
+from pagewire_kernels.background_build import BackgroundBuild
+BackgroundBuild()
+while not os.path.exists({str(started)!r}):
+    time.sleep(0.01)
+"""
+    try:
+        environment = {**os.environ, "CXX": str(compiler)}
+        ended = subprocess.run(
+            [sys.executable, "-c", code], env=environment, timeout=60, check=True
+        )
+    finally:
+        gate.unlink()
+    assert ended.returncode == 0

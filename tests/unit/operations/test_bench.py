@@ -129,6 +129,33 @@ async def test_no_more_are_in_flight_than_allowed_and_none_of_the_warm_up_counts
     assert (params.temperature, params.min_tokens, params.ignore_eos) == (0.0, 5, True)
 
 
+async def test_at_a_rate_a_wait_for_a_slot_counts() -> None:
+    client = FakeEngineClient(delay_s=0.01)
+    summary, _ = await run(
+        client, num_prompts=4, warmup=0, max_concurrency=1, request_rate=1e6, output_len="5"
+    )
+    # All are due at once: the last has waited for all the others.
+    assert summary.latencies["e2e"].percentiles[99] == pytest.approx(summary.duration_s, rel=0.05)
+
+
+async def test_a_rate_alone_limits_nothing_in_flight() -> None:
+    most = 0
+
+    def reply(request: object, index: int) -> str:
+        nonlocal most
+        most = max(most, len(client.live))
+        return "x" * 20
+
+    client = FakeEngineClient(reply=reply, delay_s=0.05)
+    summary, settings = await run(
+        client, num_prompts=40, warmup=0, request_rate=1e6, output_len="3"
+    )
+    assert most == 40
+    assert as_json(summary, "m", settings)["workload"]["max_concurrency"] is None
+    assert "no limit in flight" in as_table(summary, "m", settings)
+    assert as_json(summary, "m", BenchSettings())["workload"]["max_concurrency"] == 32
+
+
 async def test_a_table_names_what_it_shows() -> None:
     summary, settings = await run(FakeEngineClient(), num_prompts=2, output_len="5")
     table = as_table(summary, "some-model", settings)
