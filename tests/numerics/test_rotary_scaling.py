@@ -44,11 +44,13 @@ def test_longrope_takes_its_factors_by_the_engines_limit() -> None:
         torch.testing.assert_close(table.sin, expected)
 
 
-def test_tables_are_computed_in_fp32_and_kept_in_the_models_dtype() -> None:
+def test_tables_are_kept_in_fp32_and_handed_out_in_the_models_dtype() -> None:
     config = _config(rope_type="default", rope_theta=10000.0)
     exact = RotaryTable(config, 4096, torch.float32)
     rounded = RotaryTable(config, 4096, torch.bfloat16)
-    assert torch.equal(rounded.cos, exact.cos.bfloat16())
+    assert torch.equal(rounded.cos, exact.cos)
     positions = torch.tensor([5, 4095])
     cos, sin = rounded(positions)
+    assert cos.dtype == sin.dtype == torch.bfloat16
+    assert torch.equal(sin, exact(positions)[1].bfloat16())
     assert (cos.shape, sin.shape) == ((2, 1, 8), (2, 1, 4))

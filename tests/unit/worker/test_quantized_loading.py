@@ -164,6 +164,7 @@ def grown_mib(folder: Path, quantize: bool) -> float:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_unrounded_weights_are_never_in_memory_together(tmp_path: Path) -> None:
-    """84 MiB in fp32; 21 as int8, and what the allocator keeps of the larger ones before."""
+    """84 MiB in fp32; 21 as int8, and what the allocator keeps of the larger ones before: up to
+    four layers of 10, as its threads have it. Kept together they would be over 100."""
     assert grown_mib(tmp_path, False) > 80
-    assert grown_mib(tmp_path, True) < 60
+    assert grown_mib(tmp_path, True) < 76
