@@ -1,6 +1,7 @@
 """The engine: requests in, tokens out, one step at a time.
 
-A step reads top-down in `Engine.step`. Nothing here knows of threads, sockets or tensors.
+A step reads top-down in `Engine.step`. Nothing here knows of sockets or tensors, and of threads
+only that a step may be computed on another (see `plan_runner`).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class SchedulerSettings:
 
 
 class RequestQueues:
-    """Three queues, each in order of priority, then arrival.
+    """Three queues: `waiting` in an order of its own, the others by priority, then arrival.
 
     Attributes:
         waiting: requests without blocks: new ones, and preempted ones to be recomputed.

@@ -1,8 +1,7 @@
 """What passes between the engine and its workers: plain data, so that a worker can live anywhere.
 
 A worker keeps, for each sequence it was told of, the token ids and the block table. The engine
-sends what
-changed, and the worker appends the tokens it samples itself.
+sends what changed, and the worker appends the tokens it samples itself.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class ScheduledSequence:
         block_ids: physical blocks from there on. The table covers start + num_tokens tokens after
             it.
         sample_for: sequences that each take a token from the last row's logits: none for an inner
-            chunk, itself
-            for the rest, and every sequence of the request when one prompt starts n of them.
+            chunk, itself for the rest, and every sequence of the request when one prompt starts n
+            of them.
     """
 
     sequence_id: int
