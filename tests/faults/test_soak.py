@@ -23,7 +23,7 @@ from tests.fakes.fake_engine import FakeEngine, fake_config
 NUM_REQUESTS = 10_000
 AT_A_TIME = 48
 POISON = 999
-NUM_BLOCKS, NUM_CPU_BLOCKS = 40, 24
+NUM_BLOCKS, NUM_CPU_BLOCKS = 20, 16
 # Ends of these kinds; a client that has left is not told any.
 ANSWERED, LEFT, TIMED_OUT, FAILED = "answered", "left", "timed out", "failed"
 
@@ -115,6 +115,8 @@ async def test_nothing_leaks_and_everybody_is_answered(overlaps: bool) -> None:
         config,
         num_blocks=NUM_BLOCKS,
         num_cpu_blocks=NUM_CPU_BLOCKS,
+        # So that requests meet on any machine, and run short of blocks.
+        step_time_s=0.001,
         on_execute=fail_now_and_then,
         max_model_len=128,
     ) as engine:
@@ -134,7 +136,8 @@ async def test_nothing_leaks_and_everybody_is_answered(overlaps: bool) -> None:
     assert sum(soak.ends.values()) == NUM_REQUESTS // 2
     assert min(soak.ends[kind] for kind in (ANSWERED, LEFT, TIMED_OUT, FAILED)) > 20, soak.ends
     # What it was to meet, it has met.
-    assert stats.num_preemptions > scheduler.num_swaps > 0
+    assert stats.num_preemptions - scheduler.num_swaps > 20
+    assert scheduler.num_swaps > 20
     assert stats.prefix_cache_hits > 0
     # Flat: the second half of the run adds next to nothing.
     half = soak.resident[len(soak.resident) // 2]
