@@ -418,10 +418,7 @@ class Engine:
         if sequence is None:
             return  # its request failed in this step
         request = sequence.request
-        is_first = request.clock.first_token is None
-        if is_first:
-            request.clock.first_token = now
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
+        is_first = self._note_first_token(request, now)
         self._counters.num_generation_tokens += 1
         start = len(sequence.output_token_ids)
         sequence.append(sampled.token_id)
@@ -441,6 +438,14 @@ class Engine:
             told.times = request.times(now)
         self._outputs.sequences.append(told)
 
+    def _note_first_token(self, request: Request, now: float) -> bool:
+        """Notes that a request's prompt is computed, if this is news. Returns whether it was."""
+        if request.clock.first_token is not None:
+            return False
+        request.clock.first_token = now
+        self._counters.num_prompt_tokens += request.num_prompt_tokens
+        return True
+
     def _advance_beams(self, candidates: Candidates, now: float) -> None:
         """Once all beams of a request have come to choose, lets its search choose."""
         sequence = self._sequences.get(candidates.sequence_id)
@@ -451,9 +456,7 @@ class Engine:
         request.candidates[sequence.sequence_id] = candidates
         if len(request.candidates) < len(request.live):
             return
-        if request.clock.first_token is None:
-            request.clock.first_token = now
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
+        self._note_first_token(request, now)
         told = [request.candidates[beam.sequence_id] for beam in request.live]
         continuations = search.advance(request.live, told)
         if search.done:
