@@ -57,6 +57,17 @@ class RequestMeasurement:
         later = self.output_tokens - self.arrivals[0][1] if self.arrivals else 0
         return (self.last_token_at - self.first_token_at) / later if later else None
 
+    @property
+    def decode_span(self) -> tuple[float, float]:
+        """When it decoded: as long as the engine says, since its first tokens may arrive together."""
+        return self.last_token_at - self.times.decode_s, self.last_token_at
+
+    @property
+    def prefill_span(self) -> tuple[float, float]:
+        """When its prompt was computed: until decode began, as long as the engine says."""
+        start, _ = self.decode_span
+        return start - self.times.prefill_s, start
+
     def inter_token_s(self) -> Iterable[float]:
         """Time before each token after the first; those that come together share it."""
         for (before, _), (at, count) in zip(self.arrivals, self.arrivals[1:], strict=False):
@@ -120,8 +131,8 @@ def summarize(measured: Sequence[RequestMeasurement], num_failed: int) -> Summar
     end = max((one.ended_at for one in measured), default=0.0)
     cached = sum(one.times.cached_tokens for one in measured)
     prompt_tokens = sum(one.prompt_tokens for one in measured)
-    prefills = [(one.first_token_at - one.times.prefill_s, one.first_token_at) for one in measured]
-    decodes = [(one.first_token_at, one.last_token_at) for one in measured]
+    prefills = [one.prefill_span for one in measured]
+    decodes = [one.decode_span for one in measured]
     latencies = {
         "ttft": [one.ttft_s for one in measured],
         "tpot": [one.tpot_s for one in measured if one.tpot_s is not None],
@@ -141,7 +152,7 @@ def summarize(measured: Sequence[RequestMeasurement], num_failed: int) -> Summar
         preemptions=sum(one.times.preemptions for one in measured),
         prefill=PhaseThroughput(prompt_tokens - cached, covered_s(prefills)),
         decode=PhaseThroughput(
-            sum(one.output_tokens - one.arrivals[0][1] for one in measured if one.arrivals),
+            sum(max(0, one.output_tokens - 1) for one in measured),
             covered_s(decodes),
         ),
         latencies={name: _spread(values) for name, values in latencies.items() if values},

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from pagewire.errors import InvalidArgumentError, UnavailableError
 from pagewire.outputs import RequestTimes
-from pagewire_frontend.bench.measurement import RequestMeasurement, covered_s, summarize
+from pagewire_frontend.bench.measurement import (
+    PhaseThroughput,
+    RequestMeasurement,
+    covered_s,
+    summarize,
+)
 from pagewire_frontend.bench.report import as_json, as_table
 from pagewire_frontend.bench.runner import run_workload
 from pagewire_frontend.bench.settings import BenchSettings
@@ -91,6 +96,14 @@ def test_a_summary_splits_throughput_into_prefill_and_decode() -> None:
     assert latencies["tpot"].mean == pytest.approx((3 / 4 + 1) / 2)
     assert latencies["itl"].mean == pytest.approx((0.5 + 0.5 + 1 + 1 + 1) / 5)
     assert latencies["e2e"].percentiles == {50: 3.5, 90: 5.5, 99: 5.5}
+
+
+def test_phases_are_the_engines_however_tokens_arrive() -> None:
+    apart = measured(0.0, [(2.0, 1), (3.0, 1), (5.0, 3)], prefill_s=1.5, decode_s=3.0)
+    together = measured(0.0, [(5.0, 5)], prefill_s=1.5, decode_s=3.0)
+    told, same = summarize([apart], 0), summarize([together], 0)
+    assert told.prefill == same.prefill == PhaseThroughput(10, 1.5)
+    assert told.decode == same.decode == PhaseThroughput(4, 3.0)
 
 
 def test_answers_of_one_token_have_no_time_per_output_token() -> None:
