@@ -59,7 +59,7 @@ class RequestMeasurement:
 
     @property
     def decode_span(self) -> tuple[float, float]:
-        """When it decoded: as long as the engine says, since its first tokens may arrive together."""
+        """When it decoded: as long as the engine says; first tokens may arrive together."""
         return self.last_token_at - self.times.decode_s, self.last_token_at
 
     @property
