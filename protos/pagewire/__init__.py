@@ -1,5 +1,5 @@
-"""pagewire: an LLM inference service. `LLM`, `SamplingParams` and `BeamSearchParams` are the
-offline API."""
+"""pagewire: an LLM inference service. `LLM`, `SamplingParams`, `StructuredOutput` and
+`BeamSearchParams` are the offline API."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pagewire.beam_search_params import BeamSearchParams
     from pagewire.sampling_params import SamplingParams
+    from pagewire.structured_output import StructuredOutput
     from pagewire_frontend.llm import LLM, load_chat_template
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__", "load_chat_template"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "SamplingParams",
+    "StructuredOutput",
+    "__version__",
+    "load_chat_template",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from pagewire.beam_search_params import BeamSearchParams
 
         return BeamSearchParams
+    if name == "StructuredOutput":
+        from pagewire.structured_output import StructuredOutput
+
+        return StructuredOutput
     if name in ("LLM", "load_chat_template"):
         from pagewire_frontend import llm
 

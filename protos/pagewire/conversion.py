@@ -1,4 +1,4 @@
-"""SamplingParams and beam searches to and from their protobuf messages. Pure
+"""SamplingParams, beam searches and constraints to and from their protobuf messages. Pure
 vocabulary: no torch, no sockets."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 from pagewire.beam_search_params import BeamSearchParams, EarlyStopping
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
+from pagewire.structured_output import MAX_CHOICES, StructuredOutput
 from pagewire.v1 import sampling_pb2
 
 _SCALARS = (
@@ -45,6 +46,8 @@ def sampling_params_from_proto(
         changes["logit_bias"] = {entry.token_id: entry.bias for entry in message.logit_bias}
     if message.stop_token_ids:
         changes["stop_token_ids"] = tuple(message.stop_token_ids)
+    if message.HasField("structured_output"):
+        changes["structured_output"] = structured_output_from_proto(message.structured_output)
     return replace(defaults or SamplingParams(), **changes)
 
 
@@ -58,7 +61,47 @@ def sampling_params_to_proto(params: SamplingParams) -> sampling_pb2.SamplingPar
             for token_id, bias in params.logit_bias.items()
         ],
         stop_token_ids=params.stop_token_ids,
+        structured_output=structured_output_to_proto(params.structured_output),
     )
+
+
+def structured_output_from_proto(message: sampling_pb2.StructuredOutput) -> StructuredOutput:
+    """The constraint.
+
+    Raises:
+        InvalidArgumentError: none is set, or one that can't be served.
+    """
+    kind = message.WhichOneof("constraint")
+    given: dict[str, Any] = {}
+    if kind == "json_object":
+        given = {kind: True}
+    elif kind == "choice":
+        # Converted one more than may be, so that too many are refused, and not all looked at.
+        given = {kind: message.choice.texts[: MAX_CHOICES + 1]}
+        if not message.choice.texts:
+            raise InvalidArgumentError("structured_output.choice", "has no texts")
+    elif kind is not None:
+        given = {kind: getattr(message, kind)}
+    return StructuredOutput(**given, lenient=message.lenient)
+
+
+def structured_output_to_proto(
+    constraint: StructuredOutput | None,
+) -> sampling_pb2.StructuredOutput | None:
+    """The constraint's message; None for none."""
+    if constraint is None:
+        return None
+    message = sampling_pb2.StructuredOutput(
+        json_schema=constraint.json_schema,
+        regex=constraint.regex,
+        grammar=constraint.grammar,
+        lenient=constraint.lenient,
+    )
+    if constraint.json_object:
+        message.json_object.SetInParent()
+    if constraint.choice:
+        message.choice.texts.extend(constraint.choice)
+    return message
 
 
 _BEAM_SCALARS = ("n", "max_tokens", "ignore_eos", "temperature", "length_penalty", "logprobs")

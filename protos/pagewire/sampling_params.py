@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pagewire.errors import InvalidArgumentError
+from pagewire.structured_output import StructuredOutput
 
 if TYPE_CHECKING:
     from pagewire.beam_search_params import BeamSettings
@@ -52,6 +53,9 @@ class SamplingParams:
         include_stop_str_in_output: keep the stop string (or the stop token's text) at the end.
         skip_special_tokens: leave control tokens out of the text.
         beam_search: search instead of sampling; made by `BeamSearchParams.as_sampling_params`.
+        structured_output: what the output must look like. Where the model's end-of-sequence ids
+            are the only tokens it leaves, they end a sequence whatever `min_tokens` and
+            `ignore_eos` say.
     """
 
     n: int = 1
@@ -75,6 +79,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     beam_search: BeamSettings | None = None
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         # Counted before anything looks at each: a client may have sent millions.
@@ -164,6 +169,11 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 check_range(name, value, 0, MAX_LOGPROBS)
+        if not isinstance(self.structured_output, StructuredOutput | None):
+            raise InvalidArgumentError(
+                "structured_output",
+                f"must be a StructuredOutput, not {self.structured_output!r:.80}",
+            )
         if self.beam_search is not None:
             self._check_beam_search(self.beam_search)
 
@@ -194,6 +204,7 @@ _NOT_IN_BEAM_SEARCH = (
     "stop_token_ids",
     "min_tokens",
     "prompt_logprobs",
+    "structured_output",
 )
 _INT_FIELDS = frozenset(
     ("n", "best_of", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs")

@@ -10,6 +10,7 @@ import orjson
 from pagewire.beam_search_params import BeamSettings
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
+from pagewire.structured_output import StructuredOutput
 from pagewire_engine.step import (
     Candidates,
     NewSequence,
@@ -83,6 +84,8 @@ def _new_sequence(entry: dict[str, Any]) -> NewSequence:
     params["logit_bias"] = {int(key): bias for key, bias in params["logit_bias"].items()}
     if params["beam_search"] is not None:
         params["beam_search"] = BeamSettings(**params["beam_search"])
+    if params["structured_output"] is not None:
+        params["structured_output"] = StructuredOutput(**params["structured_output"])
     return NewSequence(**entry | {"sampling_params": SamplingParams(**params)})
 
 

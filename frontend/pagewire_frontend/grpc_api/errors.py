@@ -36,6 +36,7 @@ _SAMPLING_FIELDS = frozenset(
         "logprobs",
         "prompt_logprobs",
         "best_of",
+        "structured_output",
     )
 )
 # What a beam search alone has; and what it shares with sampling.
