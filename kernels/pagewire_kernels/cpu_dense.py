@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from pagewire_kernels.cpu import DTYPES, load_library
+from pagewire_kernels.dense import DenseBackend
 from pagewire_kernels.quantization import Int8Weight
 
 
@@ -31,7 +32,7 @@ class PackedWeight:
     depth: int
 
 
-class CpuDense:
+class CpuDense(DenseBackend):
     """The dense kernels, on CPU tensors.
 
     A row's result is the same to the last bit whatever other rows are computed with it.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import importlib.util
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,45 +18,92 @@ _TALL = 16384
 _FEW_ROWS = 32
 
 
-class DenseBackend(Protocol):
-    """Linears, norm, rotation and activation."""
+class DenseBackend(ABC):
+    """Linears, norm, rotation and activation, and the compositions of them that a layer needs.
 
+    A backend that can compute a composition in fewer passes overrides it.
+    """
+
+    @abstractmethod
     def activations(self, dtype: torch.dtype) -> torch.dtype:
         """What a model of this dtype computes in between its weights; vectors must have it."""
-        ...
 
+    @abstractmethod
     def pack(self, weight: Any) -> Any:
         """A weight in the form `linear` reads: itself, or a packed copy.
 
         Args:
             weight: [outputs, depth], its Int8Weight, or what `pack` returned before.
         """
-        ...
 
+    @abstractmethod
     def unpack_rows(self, weight: Any, rows: torch.Tensor) -> torch.Tensor:
         """Rows of a packed weight: int64 [N] to [N, depth]. An embedding's look-up."""
-        ...
 
+    @abstractmethod
     def linear(
         self, hidden: torch.Tensor, weight: Any, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x W^T + b: [T, depth] to [T, outputs]; rows may be strided."""
-        ...
 
+    @abstractmethod
     def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See ops.rms_norm."""
-        ...
 
+    @abstractmethod
     def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """See ops.rotate."""
-        ...
 
+    @abstractmethod
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See ops.silu_and_mul."""
-        ...
+
+    def norm_linear(
+        self,
+        hidden: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: Any,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A linear of the RMS norm: [T, depth] to [T, outputs]."""
+        return self.linear(self.rms_norm(hidden, norm_weight, eps), weight, bias)
+
+    def norm_gate_up(
+        self,
+        hidden: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: Any,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """SwiGLU's product over the RMS norm: [T, depth] to [T, size].
+
+        Args:
+            hidden: [T, depth].
+            norm_weight: [depth].
+            eps: the norm's.
+            weight: [2 * size, depth]; the gate's rows come first.
+            bias: [2 * size].
+        """
+        return self.silu_and_mul(self.norm_linear(hidden, norm_weight, eps, weight, bias))
+
+    def linear_add(
+        self,
+        hidden: torch.Tensor,
+        weight: Any,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """residual + x W^T + b, [T, outputs], in place of the residual."""
+        return residual.add_(self.linear(hidden, weight, bias))
+
+    def logits(self, hidden: torch.Tensor, weight: Any) -> torch.Tensor:
+        """A linear whose product may be fp32 or, on a GPU, of the model's dtype: [R, vocab]."""
+        return self.linear(hidden, weight).float()
 
 
-class TorchDense:
+class TorchDense(DenseBackend):
     """The reference, on any device and dtype."""
 
     def activations(self, dtype: torch.dtype) -> torch.dtype:
@@ -92,10 +141,21 @@ class TorchDense:
 
 
 def load_dense_backend(attention_backend: str, device: torch.device) -> DenseBackend:
-    """The one that goes with an attention backend: C++ with `cpu`, else torch."""
-    if attention_backend != "cpu" or device.type != "cpu":
-        return TorchDense()
-    from pagewire_kernels.cpu_dense import CpuDense
+    """The one that goes with an attention backend.
 
-    dense: DenseBackend = CpuDense()
-    return dense
+    On CPU it is C++ with `cpu`, on CUDA Triton, where that is installed, with all but `torch`; else
+    it is torch, the reference.
+    """
+    if attention_backend == "cpu" and device.type == "cpu":
+        from pagewire_kernels.cpu_dense import CpuDense
+
+        return CpuDense()
+    if attention_backend != "torch" and device.type == "cuda" and _has_triton():
+        from pagewire_kernels.gpu.dense import TritonDense
+
+        return TritonDense(device)
+    return TorchDense()
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

@@ -56,7 +56,7 @@ class CausalLM(nn.Module, ABC):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden] to fp32 [R, vocab_size]."""
         logits: torch.Tensor = self.lm_head(hidden)
-        return logits
+        return logits.float()
 
     def use_kernels(self, dense: DenseBackend) -> None:
         """Computes with this backend from now on; after loading, since it may pack weights."""

@@ -35,11 +35,13 @@ class GPT2Attention(nn.Module):
             scale /= layer_index + 1
         self.attention = PagedAttention(layer_index, scale)
 
-    def forward(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def forward(
+        self, residual: torch.Tensor, hidden: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """residual + attention over hidden, in place of the residual."""
         qkv = self.c_attn(hidden).view(len(hidden), 3, self.num_heads, self.head_dim)
         attended = self.attention(*qkv.unbind(1), context)
-        output: torch.Tensor = self.c_proj(attended)
-        return output
+        return self.c_proj.added_to(residual, attended)
 
 
 class GPT2MLP(nn.Module):
@@ -53,9 +55,9 @@ class GPT2MLP(nn.Module):
         self.activation = activation(config.activation_function)
         self.c_proj = TransposedLinear(inner, size, bias=True)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.c_proj(self.activation(self.c_fc(hidden)))
-        return output
+    def forward(self, residual: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """residual + feed-forward of hidden, in place of the residual."""
+        return self.c_proj.added_to(residual, self.activation(self.c_fc(hidden)))
 
 
 class GPT2Block(nn.Module):
@@ -69,8 +71,9 @@ class GPT2Block(nn.Module):
         self.mlp = GPT2MLP(config)
 
     def forward(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        hidden = hidden + self.attn(self.ln_1(hidden), context)
-        return hidden.add_(self.mlp(self.ln_2(hidden)))
+        hidden = self.attn(hidden, self.ln_1(hidden), context)
+        output: torch.Tensor = self.mlp(hidden, self.ln_2(hidden))
+        return output
 
 
 class GPT2Model(nn.Module):

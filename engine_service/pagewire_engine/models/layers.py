@@ -102,6 +102,14 @@ class Linear(MatrixLayer):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.dense.linear(hidden, self.matrix, self.bias)
 
+    def after_norm(self, norm: RMSNorm, hidden: torch.Tensor) -> torch.Tensor:
+        """This linear of the norm: [T, in_features] to [T, out_features]."""
+        return self.dense.norm_linear(hidden, norm.weight, norm.eps, self.matrix, self.bias)
+
+    def added_to(self, residual: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """residual + this linear of hidden, [T, out_features], in place of the residual."""
+        return self.dense.linear_add(hidden, self.matrix, self.bias, residual)
+
 
 class PackedLinear(Linear):
     """Several linears of one input as one: a checkpoint holds the parts, as siblings of this."""
@@ -117,6 +125,17 @@ class PackedLinear(Linear):
             for name, parameter in self.named_parameters(recurse=False):
                 yield f"{parent}.{part}.{name}", parameter[start : start + size]
             start += size
+
+
+class GateUpLinear(PackedLinear):
+    """The two linears of a gated feed-forward layer, the gate first."""
+
+    def __init__(self, in_features: int, size: int, bias: bool = False) -> None:
+        super().__init__(in_features, {"gate_proj": size, "up_proj": size}, bias)
+
+    def swiglu_after_norm(self, norm: RMSNorm, hidden: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of the norm: [T, in_features] to [T, size]."""
+        return self.dense.norm_gate_up(hidden, norm.weight, norm.eps, self.matrix, self.bias)
 
 
 class TransposedLinear(Linear):
@@ -160,9 +179,9 @@ class LMHead(MatrixLayer):
             super().use_kernels(dense)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] to fp32 logits [R, vocab_size]."""
+        """[R, hidden_size] to logits [R, vocab_size]: fp32, or of the model's dtype on a GPU."""
         matrix = self._tied_to[0].matrix if self.tied else self.matrix
-        return self.dense.linear(hidden, matrix).float()
+        return self.dense.logits(hidden, matrix)
 
 
 class RMSNorm(Layer):

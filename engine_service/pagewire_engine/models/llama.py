@@ -17,6 +17,7 @@ from pagewire_engine.models.base import CausalLM, KVShape, token_head
 from pagewire_engine.models.layers import (
     Embedding,
     ForwardContext,
+    GateUpLinear,
     KernelUser,
     Linear,
     PackedLinear,
@@ -54,9 +55,14 @@ class LlamaAttention(KernelUser):
         )
 
     def forward(
-        self, hidden: torch.Tensor, rotation: Rotation, context: ForwardContext
+        self,
+        residual: torch.Tensor,
+        norm: RMSNorm,
+        rotation: Rotation,
+        context: ForwardContext,
     ) -> torch.Tensor:
-        qkv = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)
+        """residual + attention over its norm, in place of the residual."""
+        qkv = self.qkv_proj.after_norm(norm, residual).view(len(residual), -1, self.head_dim)
         num_rotated = self.num_heads + self.num_kv_heads
         value = qkv[:, num_rotated:]
         if self.norms_heads:
@@ -66,33 +72,29 @@ class LlamaAttention(KernelUser):
             rotated = self.dense.rotate(qkv[:, :num_rotated], *rotation)
             query, key = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
         attended = self.attention(query, key, value, context)
-        output: torch.Tensor = self.o_proj(attended)
-        return output
+        return self.o_proj.added_to(residual, attended)
 
 
-class LlamaMLP(KernelUser):
+class LlamaMLP(nn.Module):
     """A gated feed-forward layer."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         bias = getattr(config, "mlp_bias", False)
         size = config.intermediate_size
-        self.gate_up_proj = PackedLinear(
-            config.hidden_size, {"gate_proj": size, "up_proj": size}, bias
-        )
+        self.gate_up_proj = GateUpLinear(config.hidden_size, size, bias)
         self.down_proj = Linear(size, config.hidden_size, bias)
         self.is_silu = config.hidden_act in ("silu", "swish")
         self.activation = activation(config.hidden_act)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        gate_up = self.gate_up_proj(hidden)
+    def forward(self, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """residual + feed-forward of its norm, in place of the residual."""
         if self.is_silu:
-            product = self.dense.silu_and_mul(gate_up)
+            product = self.gate_up_proj.swiglu_after_norm(norm, residual)
         else:
-            gate, up = gate_up.chunk(2, dim=-1)
+            gate, up = self.gate_up_proj.after_norm(norm, residual).chunk(2, dim=-1)
             product = self.activation(gate) * up
-        output: torch.Tensor = self.down_proj(product)
-        return output
+        return self.down_proj.added_to(residual, product)
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -108,8 +110,9 @@ class LlamaDecoderLayer(nn.Module):
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, context: ForwardContext
     ) -> torch.Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, context)
-        return hidden.add_(self.mlp(self.post_attention_layernorm(hidden)))
+        hidden = self.self_attn(hidden, self.input_layernorm, rotation, context)
+        output: torch.Tensor = self.mlp(hidden, self.post_attention_layernorm)
+        return output
 
 
 class LlamaModel(nn.Module):

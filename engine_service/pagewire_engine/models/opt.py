@@ -34,11 +34,13 @@ class OPTAttention(nn.Module):
         self.out_proj = Linear(size, size, bias)
         self.attention = PagedAttention(layer_index, self.head_dim**-0.5)
 
-    def forward(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def forward(
+        self, residual: torch.Tensor, hidden: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """residual + attention over hidden, in place of the residual."""
         qkv = self.qkv_proj(hidden).view(len(hidden), 3, self.num_heads, self.head_dim)
         attended = self.attention(*qkv.unbind(1), context)
-        output: torch.Tensor = self.out_proj(attended)
-        return output
+        return self.out_proj.added_to(residual, attended)
 
 
 class OPTDecoderLayer(nn.Module):
@@ -57,15 +59,14 @@ class OPTDecoderLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         if self.norm_first:
-            hidden = hidden + self.self_attn(self.self_attn_layer_norm(hidden), context)
-            return hidden + self._feed_forward(self.final_layer_norm(hidden))
-        hidden = self.self_attn_layer_norm(hidden + self.self_attn(hidden, context))
-        output: torch.Tensor = self.final_layer_norm(hidden + self._feed_forward(hidden))
+            hidden = self.self_attn(hidden, self.self_attn_layer_norm(hidden), context)
+            return self._feed_forward(hidden, self.final_layer_norm(hidden))
+        hidden = self.self_attn_layer_norm(self.self_attn(hidden, hidden, context))
+        output: torch.Tensor = self.final_layer_norm(self._feed_forward(hidden, hidden))
         return output
 
-    def _feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.fc2(self.activation(self.fc1(hidden)))
-        return output
+    def _feed_forward(self, residual: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return self.fc2.added_to(residual, self.activation(self.fc1(hidden)))
 
 
 class OPTDecoder(nn.Module):

@@ -1,0 +1,1 @@
+"""Kernels in Triton for CUDA devices; importing this package alone imports no Triton."""
