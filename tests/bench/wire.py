@@ -6,7 +6,8 @@ Usage: python tests/bench/wire.py [--only paced|submits|smollm2] [--seconds S] [
 of JSON with the rate that came through, tokens a message, and the latency added between the
 engine's step and the client. Asserts that nothing was lost or repeated.
 
-`submits`: step times of a fake engine in quiet, and under 50 Submits a second of 8k tokens each.
+`submits`: step times of a fake engine in quiet, and under 50 Submits a second of 8k tokens each
+while its figures are streamed.
 
 `smollm2`: tokens per second of the engine alone, through the frontend by gRPC, and by HTTP; one
 line each, with the ratio to the engine alone.
@@ -217,10 +218,12 @@ def paced_result(
 # -- submits -------------------------------------------------------------------------------------
 
 SUBMITS_PER_S, SUBMIT_TOKENS = 50, 8192
+STATS_INTERVAL_MS = 500
 
 
 def run_submits(streams: int, seconds: float, tokenizer: Path | None = None) -> dict[str, Any]:
-    """Step times of 10 ms steps, 2 ms of them Python, without and with a storm of long Submits.
+    """Step times of 8 ms steps, 2 ms of them Python, without and with a storm of long Submits and
+    a stream of the engine's figures.
 
     The storm's requests wait behind `streams` running ones and are aborted half a second later:
     what is measured is what the wires and the inbox cost the loop, not the prefill.
@@ -277,6 +280,7 @@ async def _submits(port: int, streams: int, seconds: float) -> dict[str, tuple[f
     began = time.monotonic()
     await asyncio.sleep(seconds)
     spans["quiet"] = (began, time.monotonic())
+    watch = asyncio.create_task(_watch(client))
     began = time.monotonic()
     storm = []
     for number in range(int(seconds * SUBMITS_PER_S)):
@@ -284,11 +288,17 @@ async def _submits(port: int, streams: int, seconds: float) -> dict[str, tuple[f
         storm.append(asyncio.create_task(submit_and_abort(number)))
     spans["storm"] = (began, time.monotonic())
     await asyncio.gather(*storm)
+    watch.cancel()
     for stream in running:
         await stream.abort()
     await asyncio.gather(*readers)
     await client.close()
     return spans
+
+
+async def _watch(client: RemoteEngineClient) -> None:
+    async for _ in client.watch_stats(STATS_INTERVAL_MS, with_window=True):
+        pass
 
 
 async def _read(stream: TokenStream) -> None:

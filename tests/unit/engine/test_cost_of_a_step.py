@@ -6,27 +6,10 @@ import time
 
 from pagewire_engine.engine import Engine
 from pagewire_engine.queues import SchedulerSettings
-from pagewire_engine.step import SampledToken, StepPlan, StepResult
-from tests.fakes.fake_executor import FakeExecutor
+from tests.fakes.fake_executor import FreeExecutor
 from tests.unit.engine.harness import submission
 
 NUM_SEQUENCES = 256
-
-
-class FreeExecutor(FakeExecutor):
-    """Answers at once, and keeps the time it takes to itself."""
-
-    seconds = 0.0
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        begun = time.thread_time()
-        sampled = [
-            SampledToken(sequence_id, 7, 0.0)
-            for entry in plan.scheduled
-            for sequence_id in entry.sample_for
-        ]
-        self.seconds += time.thread_time() - begun
-        return StepResult(plan.step, sampled)
 
 
 def seconds_of_a_counted_loop() -> float:
