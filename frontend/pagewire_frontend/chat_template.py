@@ -28,10 +28,14 @@ class RenderedChat:
         prompt: the exact text.
         token_ids: its tokens. Control tokens that a client wrote into a message are ordinary text
             in them, which the prompt alone does not tell.
+        template: the source of the template that wrote it.
+        continued: the text of the final message, where that is to be continued.
     """
 
     prompt: str
     token_ids: list[int]
+    template: str = ""
+    continued: str | None = None
 
 
 class ChatTemplate:
@@ -72,7 +76,8 @@ class ChatTemplate:
         self,
         messages: Messages,
         *,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
@@ -84,6 +89,7 @@ class ChatTemplate:
 
         Args:
             messages: OpenAI-shaped.
+            documents: for templates that show some to the model.
             chat_template: a name among `templates`, or a template's text; None chooses.
             chat_template_kwargs: more variables for the template.
             add_generation_prompt: open the assistant's turn; None: unless the last message is
@@ -97,7 +103,10 @@ class ChatTemplate:
             FailedPreconditionError: the model has no template.
             ChatTemplateError, InvalidArgumentError: these messages can't be rendered.
         """
-        template = compile_template(self._source(chat_template, tools))
+        source = self._source(chat_template, tools)
+        template = compile_template(source)
+        if documents and not template.knows_documents:
+            raise InvalidArgumentError("documents", "the model's chat template shows none")
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         if add_generation_prompt and continue_final_message:
@@ -115,14 +124,15 @@ class ChatTemplate:
             data = client_data
             if continuation is not None:
                 data = {**data, "messages": continuation.mark(data["messages"])}
-            variables = {**self._tokenizer.special_tokens, "documents": None, **data}
+            variables = {**self._tokenizer.special_tokens, **data}
             text = template.render({**variables, "add_generation_prompt": add_generation_prompt})
             return text if continuation is None else continuation.cut(text)
 
         client_data = {
+            "documents": documents or None,
             **_checked(chat_template_kwargs or {}),
             "messages": client_messages,
-            "tools": tools or None,
+            "tools": list(tools) if tools else None,
         }
         try:
             if parse_control_tokens:
@@ -131,7 +141,9 @@ class ChatTemplate:
                 prompt, spans = self._guard.render(render, client_data)
         except RecursionError:
             raise InvalidArgumentError("messages", "something in them is nested too deep") from None
-        return RenderedChat(prompt, self._encode(_text(prompt), spans, max_tokens))
+        token_ids = self._encode(_text(prompt), spans, max_tokens)
+        continued = _text_of(client_messages[-1]) if continue_final_message else None
+        return RenderedChat(prompt, token_ids, source, continued)
 
     def _encode(
         self, prompt: str, spans: list[tuple[int, int]] | None, max_tokens: int | None
@@ -158,6 +170,13 @@ class ChatTemplate:
             "one as chat_template where the server allows it (--allow-request-chat-template)",
             field="chat_template",
         )
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content)
 
 
 def _text(prompt: str) -> str:

@@ -148,6 +148,11 @@ class CompiledTemplate:
         """Whether the template tells the role `developer` from others."""
         return "developer" in self.source
 
+    @property
+    def knows_documents(self) -> bool:
+        """Whether the template looks at documents."""
+        return "documents" in self.source
+
     def _probe(self, messages: list[dict[str, Any]]) -> str | None:
         for tools in (None, [_PROBE_TOOL]):
             try:

@@ -8,6 +8,22 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from pagewire.settings import check_host_port
 
+ToolCallParserName = Literal[
+    "auto",
+    "none",
+    "deepseek",
+    "firefunction",
+    "functionary",
+    "glm45",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+    "seed_oss",
+]
+ReasoningParserName = Literal["auto", "none", "think", "seed_oss", "mistral", "granite"]
+
 
 class FrontendConfig(BaseModel):
     """Settings of `pagewire-frontend`. Field names in kebab-case are its flags."""
@@ -37,6 +53,16 @@ class FrontendConfig(BaseModel):
     )
     allow_request_chat_template: bool = Field(
         default=False, description="Let requests bring a chat template of their own."
+    )
+    tool_call_parser: ToolCallParserName = Field(
+        default="auto",
+        description="How the model writes tool calls, so that chats with tools get them apart from "
+        "the text; auto: recognised by its chat template; none: tools are refused.",
+    )
+    reasoning_parser: ReasoningParserName = Field(
+        default="auto",
+        description="How the model marks its reasoning, which chats get apart from the answer; "
+        "auto: recognised by its chat template; none: it is part of the answer.",
     )
     parse_control_tokens_in_chat: bool = Field(
         default=False,

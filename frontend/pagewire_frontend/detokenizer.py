@@ -38,16 +38,28 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(
-    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    *,
+    skip_special_tokens: bool,
+    shown: frozenset[int] = frozenset(),
 ) -> Detokenizer:
     """A detokenizer of what follows the prompt. Nothing of the prompt's text comes out of it, nor a
-    character that the prompt began."""
+    character that the prompt began.
+
+    Args:
+        skip_special_tokens: control tokens have no text.
+        shown: control tokens that have theirs all the same.
+    """
     tail = prompt_token_ids[-_PROMPT_TAIL:]
     if tokenizer.token_bytes is not None:
-        return BytesDetokenizer(
-            tokenizer.token_bytes, tail, skip_special_tokens=skip_special_tokens
-        )
-    return StreamDetokenizer(tokenizer, tail, skip_special_tokens=skip_special_tokens)
+        table = tokenizer.token_bytes.table(skip_special_tokens=skip_special_tokens, shown=shown)
+        return BytesDetokenizer(tokenizer.token_bytes, table, tail)
+    if not (skip_special_tokens and shown):
+        return StreamDetokenizer(tokenizer, tail, skip_special_tokens=skip_special_tokens)
+    return StreamDetokenizer(
+        tokenizer, tail, skip_special_tokens=False, left_out=tokenizer.special_token_ids - shown
+    )
 
 
 class BytesDetokenizer:
@@ -56,9 +68,9 @@ class BytesDetokenizer:
     __slots__ = ("_begun", "_decode", "_first_spaces", "_first_token", "_table")
 
     def __init__(
-        self, token_bytes: TokenBytes, prompt_tail: Sequence[int], *, skip_special_tokens: bool
+        self, token_bytes: TokenBytes, table: dict[int, bytes], prompt_tail: Sequence[int]
     ) -> None:
-        self._table = token_bytes.table(skip_special_tokens=skip_special_tokens)
+        self._table = table
         self._decode = _utf8_decoder("replace").decode
         prompt = b"".join([self._table[i] for i in prompt_tail])
         self._first_spaces = 0 if prompt else token_bytes.first_spaces
@@ -99,11 +111,17 @@ class StreamDetokenizer:
     """For any other tokenizer, on DecodeStream."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], *, skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt_tail: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        left_out: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        known = [i for i in prompt_tail if tokenizer.has_token(i)]
+        self._left_out = left_out
+        known = [i for i in prompt_tail if tokenizer.has_token(i) and i not in left_out]
         while known and self._text(known).endswith("\ufffd"):
             known.pop()
         self._stream = DecodeStream(known, skip_special_tokens)
@@ -117,7 +135,7 @@ class StreamDetokenizer:
         return self._release()
 
     def _step(self, token_id: int) -> str:
-        if not self._tokenizer.has_token(token_id):
+        if not self._tokenizer.has_token(token_id) or token_id in self._left_out:
             return ""
         self._held.append(token_id)
         try:

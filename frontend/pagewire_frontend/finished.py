@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire_frontend.answers import ToolCall
 from pagewire_frontend.generation_types import GenerationUpdate, PositionTextLogprobs
 
 
 @dataclass(slots=True)
 class FinishedSequence:
-    """A whole sequence; the fields are those of TextDelta."""
+    """A whole sequence; the fields are those of TextDelta, the calls whole."""
 
     index: int
     text: str = ""
@@ -21,6 +22,8 @@ class FinishedSequence:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cumulative_logprob: float = 0.0
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ async def collect(running: Running) -> FinishedGeneration:
     """Reads a request to its end. Raises what it failed with."""
     sequences: dict[int, FinishedSequence] = {}
     texts: dict[int, list[str]] = {}
+    reasonings: dict[int, list[str]] = {}
+    arguments: dict[tuple[int, int], list[str]] = {}
     prompt_logprobs: list[PositionLogprobs] = []
     times = RequestTimes()
     async for update in running:
@@ -55,6 +60,12 @@ async def collect(running: Running) -> FinishedGeneration:
         for delta in update.deltas:
             sequence = sequences.setdefault(delta.index, FinishedSequence(delta.index))
             texts.setdefault(delta.index, []).append(delta.text)
+            if delta.reasoning:
+                reasonings.setdefault(delta.index, []).append(delta.reasoning)
+            for call in delta.tool_calls:
+                if call.name:
+                    sequence.tool_calls.append(ToolCall(call.id, call.name))
+                arguments.setdefault((delta.index, call.index), []).append(call.arguments)
             sequence.token_ids += delta.token_ids
             sequence.logprobs += delta.logprobs
             if delta.finish_reason is not None:
@@ -63,6 +74,9 @@ async def collect(running: Running) -> FinishedGeneration:
                 sequence.cumulative_logprob = delta.cumulative_logprob
     for index, sequence in sequences.items():
         sequence.text = "".join(texts[index])
+        sequence.reasoning = "".join(reasonings.get(index, ()))
+        for number, whole in enumerate(sequence.tool_calls):
+            whole.arguments = "".join(arguments[index, number])
     return FinishedGeneration(
         request_id=running.request_id,
         prompt_token_ids=running.prompt_token_ids,

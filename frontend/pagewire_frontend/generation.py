@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from pagewire.errors import (
     PagewireError,
 )
 from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.answer_format import AnswerFormat, AnswerParser, answer_format
 from pagewire_frontend.best_of import ENGINE_FIELD_NAMES, BestOf
 from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
 from pagewire_frontend.engine_client.base import (
@@ -31,10 +32,13 @@ from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation_types import (
     GenerationRequest,
     GenerationUpdate,
+    TextDelta,
 )
 from pagewire_frontend.phase_times import PhaseTimes
+from pagewire_frontend.reasoning import with_effort
 from pagewire_frontend.sequence_text import SequenceText
 from pagewire_frontend.tokenizer import Tokenizer
+from pagewire_frontend.tool_choice import ToolDefinition, ToolUse
 
 # Above this many characters tokenising would hold up the other streams of the event loop.
 _LONG_TEXT = 8_000
@@ -49,12 +53,16 @@ class GenerationSettings:
         parse_control_tokens_in_prompts: read control tokens inside raw prompts as such.
         allow_request_chat_template: let requests bring their own template.
         chat_template: a template's text, in place of the model's own.
+        tool_call_parser, reasoning_parser: how calls and reasoning are found in a chat's answer: a
+            name, "none", or "auto", by the chat template.
     """
 
     parse_control_tokens_in_chat: bool = False
     parse_control_tokens_in_prompts: bool = True
     allow_request_chat_template: bool = False
     chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 class Generation:
@@ -126,13 +134,18 @@ class Generation:
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[ToolDefinition] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        reasoning_effort: str | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> RenderedChat:
         """The exact prompt of a conversation; see `ChatTemplate.render`. Runs in any thread.
+
+        Args:
+            reasoning_effort: for templates that read it; "none" asks for no reasoning.
 
         Raises:
             FailedPreconditionError: there is no template, or requests may not bring one.
@@ -153,13 +166,31 @@ class Generation:
             return own.render(
                 messages,
                 tools=tools,
+                documents=documents,
                 chat_template=chat_template,
-                chat_template_kwargs=chat_template_kwargs,
+                chat_template_kwargs=with_effort(chat_template_kwargs, reasoning_effort),
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 parse_control_tokens=self.settings.parse_control_tokens_in_chat,
                 max_tokens=self.model_info.max_model_len - 1,
             )
+
+    def answer_format(
+        self, rendered: RenderedChat, use: ToolUse, *, include_reasoning: bool = True
+    ) -> AnswerFormat | None:
+        """How the answer to a rendered chat is taken apart; None: it is text and nothing else.
+
+        Raises:
+            InvalidArgumentError: the tools can't be called.
+        """
+        return answer_format(
+            rendered,
+            self.tokenizer,
+            use,
+            tool_call_parser=self.settings.tool_call_parser,
+            reasoning_parser=self.settings.reasoning_parser,
+            include_reasoning=include_reasoning,
+        )
 
     async def start(self, request: GenerationRequest) -> RunningGeneration:
         """Checks a request, tokenises it and hands it to the engine.
@@ -197,9 +228,7 @@ class Generation:
             if picks_best and isinstance(error, PagewireError):
                 error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
             raise
-        return RunningGeneration(
-            self, key, stream, token_ids, params, self._tokenizer, self.model_info.eos_token_ids
-        )
+        return RunningGeneration(self, key, stream, token_ids, params, request.answer)
 
     async def tokenize_prompt(self, request: GenerationRequest) -> list[int]:
         """The prompt's token ids, checked.
@@ -321,8 +350,7 @@ class RunningGeneration:
         stream: TokenStream,
         prompt_token_ids: list[int],
         params: SamplingParams,
-        tokenizer: Tokenizer | None,
-        eos_token_ids: Collection[int],
+        answer: AnswerFormat | None,
     ) -> None:
         self.request_id = key[1]
         self.prompt_token_ids = prompt_token_ids
@@ -335,9 +363,18 @@ class RunningGeneration:
             self._best_of = BestOf(params)
             params = params.for_candidates()
         self._sequences = [
-            SequenceText(index, tokenizer, prompt_token_ids, params, eos_token_ids)
+            SequenceText(
+                index,
+                generation.tokenizer_or_none,
+                prompt_token_ids,
+                params,
+                generation.model_info.eos_token_ids,
+                frozenset() if answer is None else answer.shown_tokens,
+            )
             for index in range(params.n)
         ]
+        self._answer = answer
+        self._answers: dict[int, AnswerParser] = {}
         self._unfinished = params.n
         self._next_prompt_position = 1
         self._times = PhaseTimes()
@@ -403,11 +440,20 @@ class RunningGeneration:
             self._best_of.hold(update)
             if not self._unfinished:
                 self._best_of.release(update)
+        if self._answer is not None:
+            for text_delta in update.deltas:
+                self._take_apart(text_delta, self._answer)
         if not self._unfinished:
             num_tokens = max(sequence.num_tokens for sequence in self._sequences)
             update.times = self._times.final(num_tokens=num_tokens, ended_here=ended_here)
             self._end()
         return update if update.deltas or update.prompt_logprobs else None
+
+    def _take_apart(self, delta: TextDelta, answer: AnswerFormat) -> None:
+        parser = self._answers.get(delta.index)
+        if parser is None:
+            parser = self._answers[delta.index] = AnswerParser(answer)
+        parser.apply(delta)
 
     def _take_prompt_logprobs(self, update: GenerationUpdate, delta: TokenDelta) -> None:
         known = self._next_prompt_position - delta.prompt_logprobs_start

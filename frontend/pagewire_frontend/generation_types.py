@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
 from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.answers import ToolCallDelta
+
+if TYPE_CHECKING:
+    from pagewire_frontend.answer_format import AnswerFormat
 
 # What a completion may produce when nobody says; a chat may use the rest of the context.
 COMPLETION_MAX_TOKENS = 16
@@ -28,6 +34,7 @@ class GenerationRequest:
             template must not.
         tenant: whose fair share it counts on.
         priority: lower runs first.
+        answer: how the text is taken apart; None: it is passed on as it is.
     """
 
     request_id: str = ""
@@ -39,6 +46,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     tenant: str = ""
     priority: int = 0
+    answer: AnswerFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,8 @@ class TextDelta:
 
     Attributes:
         index: which of the request's n sequences.
-        text: new text; "" while characters or a possible stop string are incomplete.
+        text: new text; "" while characters or a possible stop string are incomplete. Of a chat
+            whose answer is taken apart it is the content.
         token_ids: new tokens.
         logprobs: one entry a token, where asked for.
         finish_reason: set when the sequence ended; nothing of it follows.
@@ -75,6 +84,8 @@ class TextDelta:
         num_tokens: tokens of the sequence so far; usage counts through the token that completed a
             stop string.
         cumulative_logprob: set with finish_reason.
+        reasoning: new text of the model's reasoning.
+        tool_calls: what is new of the calls, one entry a call.
     """
 
     index: int
@@ -85,6 +96,8 @@ class TextDelta:
     stop_reason: str | int | None = None
     num_tokens: int = 0
     cumulative_logprob: float = 0.0
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCallDelta] = ()
 
 
 @dataclass(slots=True)

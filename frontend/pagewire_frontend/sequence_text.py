@@ -22,6 +22,7 @@ class SequenceText:
         index: which of the request's n sequences.
         tokenizer: None where only token ids are served.
         eos_token_ids: the model's.
+        shown: control tokens that the text has, whatever `skip_special_tokens` says.
 
     Attributes:
         finished: nothing more of the sequence is told.
@@ -53,13 +54,17 @@ class SequenceText:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         eos_token_ids: Collection[int],
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._index = index
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:
             self._detokenizer = make_detokenizer(
-                tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+                tokenizer,
+                prompt_token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                shown=shown,
             )
         self._stop_strings = StopStrings(
             params.stop, include_in_output=params.include_stop_str_in_output

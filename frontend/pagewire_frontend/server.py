@@ -47,6 +47,8 @@ class FrontendServer:
             parse_control_tokens_in_chat=config.parse_control_tokens_in_chat,
             parse_control_tokens_in_prompts=config.parse_control_tokens_in_prompts,
             allow_request_chat_template=config.allow_request_chat_template,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
             chat_template=(
                 None if config.chat_template is None else load_chat_template(config.chat_template)
             ),

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer as HubTokenizer
@@ -51,14 +52,30 @@ class TokenBytes:
 
     def __init__(self, tokenizer: HubTokenizer, rules: _Rules) -> None:
         added = tokenizer.get_added_tokens_decoder()
-        special = frozenset(i for i, token in added.items() if token.special)
-        self.with_special = _Table(tokenizer, rules, frozenset())
-        self.without_special = _Table(tokenizer, rules, special)
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._make_table = partial(_Table, tokenizer, rules)
+        self.with_special = self._make_table(frozenset())
+        self.without_special = self._make_table(self._special)
+        self._showing: dict[frozenset[int], _Table] = {}
         self.first_spaces = rules.first_spaces
         self.first_token_spaces = rules.first_token_spaces
 
-    def table(self, *, skip_special_tokens: bool) -> dict[int, bytes]:
-        return self.without_special if skip_special_tokens else self.with_special
+    def table(
+        self, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()
+    ) -> dict[int, bytes]:
+        """Token id to bytes.
+
+        Args:
+            skip_special_tokens: control tokens have none.
+            shown: control tokens that have theirs all the same. A table is kept for each such set.
+        """
+        if not skip_special_tokens:
+            return self.with_special
+        if not shown:
+            return self.without_special
+        if shown not in self._showing:
+            self._showing[shown] = self._make_table(self._special - shown)
+        return self._showing[shown]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text; U+FFFD for each maximal run of bytes that is no character."""

@@ -13,6 +13,7 @@ class FinishReason(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    TOOL_CALLS = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 
 # A page can't draw faster than people see; tokens that come meanwhile are shown together.
 _REDRAW_S = 0.04
+# Around a model's reasoning in the text; the page folds it away.
+REASONING_TAGS = ("<think>", "</think>")
 CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 2000),
@@ -45,6 +47,7 @@ class ChatProgress:
         reason: why it ended: "stop", "length", "cancelled" or "error"; "" while it goes on.
         is_over: nothing more comes.
         error: for "error", what to tell the person.
+        in_reasoning: the text ends within REASONING_TAGS.
     """
 
     text: str = ""
@@ -55,6 +58,7 @@ class ChatProgress:
     reason: str = ""
     is_over: bool = False
     error: str = ""
+    in_reasoning: bool = False
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -170,6 +174,7 @@ def _request(
 
 _ENDS = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
+    sampling_pb2.FINISH_REASON_TOOL_CALLS: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",
     sampling_pb2.FINISH_REASON_ABORT: "cancelled",
     sampling_pb2.FINISH_REASON_ERROR: "error",
@@ -180,9 +185,16 @@ def _advance(
     progress: ChatProgress, received: Sequence[inference_pb2.ChatResponse], elapsed_s: float
 ) -> ChatProgress:
     text, reason = [progress.text], progress.reason
+    in_reasoning = progress.in_reasoning
     tokens, prompt_tokens = progress.num_tokens, progress.num_prompt_tokens
     for message in received:
         for choice in message.choices:
+            if choice.reasoning_content:
+                text += ("" if in_reasoning else REASONING_TAGS[0], choice.reasoning_content)
+                in_reasoning = True
+            if choice.content and in_reasoning:
+                text.append(REASONING_TAGS[1])
+                in_reasoning = False
             text.append(choice.content)
             tokens += len(choice.token_ids)
             reason = _ENDS.get(choice.finish_reason, reason)
@@ -197,6 +209,7 @@ def _advance(
         first_token_s=elapsed_s if first is None and tokens else first,
         elapsed_s=elapsed_s,
         reason=reason,
+        in_reasoning=in_reasoning,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 
-from pagewire_ui.chat_client import ChatClient, ChatProgress, ChatSettings
+from pagewire_ui.chat_client import REASONING_TAGS, ChatClient, ChatProgress, ChatSettings
 from pagewire_ui.engine_view import CSS as ENGINE_CSS
 from pagewire_ui.engine_view import draw
 from pagewire_ui.engine_watch import EngineWatch
@@ -112,7 +112,7 @@ class ChatPage:
                         height="calc(100vh - 165px)",
                         placeholder=_PLACEHOLDER,
                         buttons=["copy"],
-                        reasoning_tags=[("<think>", "</think>")],
+                        reasoning_tags=[REASONING_TAGS],
                         allow_file_downloads=False,
                     )
                     status = gr.HTML("", elem_id="status")

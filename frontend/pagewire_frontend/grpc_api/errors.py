@@ -44,7 +44,13 @@ _BEAM_FIELDS = frozenset(("beam_width", "length_penalty", "early_stopping"))
 _SHARED_FIELDS = frozenset(("n", "temperature", "max_tokens", "ignore_eos", "logprobs"))
 _TEXT_FIELDS = frozenset(("stop", "include_stop_str_in_output", "skip_special_tokens"))
 _TEMPLATE_FIELDS = frozenset(
-    ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    (
+        "chat_template",
+        "chat_template_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
+        "reasoning_effort",
+    )
 )
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Awaitable[Any]])

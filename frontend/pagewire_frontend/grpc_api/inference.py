@@ -18,6 +18,7 @@ from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests
 from pagewire_frontend.grpc_api.errors import answers_errors
 from pagewire_frontend.grpc_api.responses import (
+    fill_choice,
     fill_output,
     fill_usage,
     position_text,
@@ -95,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         for sequence in whole.sequences:
             choice = response.choices.add()
             fill_output(choice, sequence)
-            choice.content = sequence.text
+            fill_choice(choice, sequence)
             choice.logprobs.extend(map(position_text, sequence.logprobs))
         fill_usage(response.usage, generation.usage())
         return response
@@ -186,10 +187,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             raise InvalidArgumentError(
                 "prompt_logprobs", "Chat does not report them; Generate does"
             )
-        if request.tools:
-            raise InvalidArgumentError(
-                "tools", "tool calls are not parsed yet; RenderChat takes tools for previews"
-            )
+        use = requests.tool_use_of(request)
         rendered = await self._render(request)
         return GenerationRequest(
             request_id=request_id,
@@ -199,6 +197,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             add_special_tokens=False,
             tenant=_tenant(context),
             priority=request.priority,
+            answer=self._serving.generation.answer_format(
+                rendered, use, include_reasoning=_default_true(request, "include_reasoning")
+            ),
         )
 
     async def _render(
@@ -229,5 +230,7 @@ def _tenant(context: Context) -> str:
     return ""
 
 
-def _default_true(request: inference_pb2.TokenizeRequest, field: str) -> bool:
+def _default_true(
+    request: inference_pb2.TokenizeRequest | inference_pb2.ChatRequest, field: str
+) -> bool:
     return bool(getattr(request, field)) if request.HasField(field) else True

@@ -20,9 +20,18 @@ from pagewire.sampling_params import (
     check_count,
 )
 from pagewire.v1 import inference_pb2
+from pagewire_frontend.answers import TOOL_NAME
 from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
 from pagewire_frontend.request_ids import check_request_id
+from pagewire_frontend.tool_choice import ToolUse, named_tool, tool_use
+
+_CHOICES = {
+    inference_pb2.ToolChoice.MODE_UNSPECIFIED: None,
+    inference_pb2.ToolChoice.MODE_NONE: "none",
+    inference_pb2.ToolChoice.MODE_AUTO: "auto",
+    inference_pb2.ToolChoice.MODE_REQUIRED: "required",
+}
 
 
 def sampling_params(
@@ -137,6 +146,7 @@ def template_arguments(params: inference_pb2.ChatTemplateParams) -> dict[str, An
             params.add_generation_prompt if params.HasField("add_generation_prompt") else None
         ),
         "continue_final_message": params.continue_final_message,
+        "reasoning_effort": params.reasoning_effort or None,
     }
 
 
@@ -145,8 +155,10 @@ def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]
     check_count("tools", tools, MAX_TOOLS)
     converted = []
     for index, tool in enumerate(tools):
-        if not tool.name:
-            raise InvalidArgumentError(f"tools[{index}].name", "must not be empty")
+        if not TOOL_NAME.fullmatch(tool.name):
+            raise InvalidArgumentError(
+                f"tools[{index}].name", "must be 1 to 128 letters, digits or any of _ - . : /"
+            )
         function = {
             "name": tool.name,
             "description": tool.description,
@@ -154,6 +166,22 @@ def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]
         }
         converted.append({"type": "function", "function": function})
     return converted or None
+
+
+def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
+    """Which tools the answer may call.
+
+    Raises:
+        InvalidArgumentError: a tool or the choice is wrong.
+    """
+    parallel = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
+    tools = tool_definitions(request.tools)
+    choice = request.tool_choice
+    if choice.WhichOneof("choice") == "name":
+        return named_tool(tool_use(tools, None, parallel), choice.name)
+    if choice.mode not in _CHOICES:
+        raise InvalidArgumentError("tool_choice.mode", f"{choice.mode} is none of its values")
+    return tool_use(tools, _CHOICES[choice.mode], parallel)
 
 
 def _plain(path: str, struct: Struct) -> dict[str, Any]:

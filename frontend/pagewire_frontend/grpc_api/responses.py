@@ -3,13 +3,14 @@ allocates nothing that it need not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire_frontend.answers import ToolCall, ToolCallDelta
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import PositionTextLogprobs, TextDelta, TextLogprob
 from pagewire_frontend.serving import Usage
@@ -52,6 +53,17 @@ def fill_output(
             output.stop_string = delta.stop_reason
         elif delta.stop_reason is not None:
             output.stop_token_id = delta.stop_reason
+
+
+def fill_choice(choice: inference_pb2.ChatChoice, delta: TextDelta | FinishedSequence) -> None:
+    """What a chat's answer was taken apart into."""
+    choice.content = delta.text
+    if delta.reasoning:
+        choice.reasoning_content = delta.reasoning
+    calls: Sequence[ToolCall | ToolCallDelta] = delta.tool_calls
+    for number, call in enumerate(calls):
+        index = call.index if isinstance(call, ToolCallDelta) else number
+        choice.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments, index=index)
 
 
 def position_text(position: PositionTextLogprobs) -> inference_pb2.PositionText:

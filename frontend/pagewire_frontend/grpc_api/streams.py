@@ -11,6 +11,7 @@ from pagewire.v1 import inference_pb2
 from pagewire_frontend.generation_types import TextDelta
 from pagewire_frontend.grpc_api.responses import (
     MESSAGE_BUDGET,
+    fill_choice,
     fill_output,
     fill_usage,
     in_chunks,
@@ -58,7 +59,7 @@ class ResponseStream:
                 output = outputs.add()
                 fill_output(output, delta)
                 if self._is_chat:
-                    output.content = delta.text
+                    fill_choice(output, delta)
                 else:
                     output.text = delta.text
                 if logprobs:

@@ -16,14 +16,18 @@ from pagewire_frontend.generation_types import GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.chunks import (
     FINISH_NAMES,
     ChunkFormat,
+    call_delta,
     metrics_block,
+    reasoning_fields,
     usage_block,
+    whole_call,
 )
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody, read_body
 from pagewire_frontend.serving import MeteredGeneration, Serving
 from pagewire_frontend.tenants import tenant_of
+from pagewire_frontend.tool_choice import tool_use
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
 _LONG_BODY = 20_000
@@ -61,10 +65,13 @@ async def _generation_request(
     generation = serving.generation
     model = generation.check_model(body.model or "")
     params = body.chat_sampling_params(generation.model_info.default_sampling_params)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     arguments: dict[str, Any] = {
-        "tools": body.tools,
+        "tools": use.tools,
+        "documents": body.documents,
+        "reasoning_effort": body.reasoning_effort,
         "chat_template": body.chat_template,
-        "chat_template_kwargs": _template_variables(body),
+        "chat_template_kwargs": body.chat_template_kwargs,
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": bool(body.continue_final_message),
     }
@@ -80,16 +87,10 @@ async def _generation_request(
         add_special_tokens=False,
         tenant=tenant_of(request.headers.get("authorization")),
         priority=body.priority or 0,
+        answer=generation.answer_format(
+            rendered, use, include_reasoning=body.include_reasoning is not False
+        ),
     )
-
-
-def _template_variables(body: ChatBody) -> dict[str, Any] | None:
-    variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        # Templates of reasoning models read it; the others have no use for it, nor has OpenAI's API
-        # for models that do not reason.
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
-    return variables or None
 
 
 class _ChatReply:
@@ -102,6 +103,7 @@ class _ChatReply:
         self._num_choices = request.sampling_params.n
         self._with_token_ids = bool(body.return_token_ids)
         self._with_logprobs = bool(body.logprobs)
+        self._is_plain_text = request.answer is None
         self._id = f"chatcmpl-{request.request_id}"
         self._created = int(time.time())
         self._model = request.model
@@ -117,7 +119,8 @@ class _ChatReply:
 
     async def write(self, emit: Emit) -> None:
         """The stream's events, but for the closing ones."""
-        plain = not (self._with_logprobs or self._with_token_ids)
+        detailed = self._with_logprobs or self._with_token_ids
+        plain = self._is_plain_text and not detailed
         text = self._format.text
         events = [
             self._format.choice(index, {"role": "assistant", "content": ""})
@@ -128,8 +131,10 @@ class _ChatReply:
                 if plain:
                     if delta.text:
                         events.append(text(delta.index, delta.text))
-                elif delta.text or delta.token_ids:
+                elif detailed and (delta.text or delta.token_ids):
                     events.append(self._detailed(delta))
+                else:
+                    events += self._parts(delta)
                 if delta.finish_reason is not None:
                     events.append(
                         self._format.choice(
@@ -143,10 +148,29 @@ class _ChatReply:
                 await emit(b"".join(events))
                 events.clear()
 
+    def _parts(self, delta: TextDelta) -> list[bytes]:
+        """A chunk for each kind of what the delta has, as OpenAI's own never mix them."""
+        index, events = delta.index, []
+        if delta.reasoning:
+            events.append(self._format.choice(index, reasoning_fields(delta.reasoning)))
+        if delta.text:
+            events.append(self._format.text(index, delta.text))
+        if delta.tool_calls:
+            events.append(
+                self._format.choice(index, {"tool_calls": list(map(call_delta, delta.tool_calls))})
+            )
+        return events
+
     def _detailed(self, delta: TextDelta) -> bytes:
+        """One chunk: log probabilities and ids belong to all that their tokens became."""
+        fields: dict[str, Any] = {"content": delta.text}
+        if delta.reasoning:
+            fields |= reasoning_fields(delta.reasoning)
+        if delta.tool_calls:
+            fields["tool_calls"] = list(map(call_delta, delta.tool_calls))
         return self._format.choice(
             delta.index,
-            {"content": delta.text},
+            fields,
             logprobs=chat_logprobs(delta.logprobs) if self._with_logprobs else None,
             token_ids=delta.token_ids if self._with_token_ids else None,
         )
@@ -173,9 +197,19 @@ class _ChatReply:
 
     def _choice(self, sequence: FinishedSequence) -> dict[str, Any]:
         reason = sequence.finish_reason
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": sequence.text,
+            "refusal": None,
+        }
+        if sequence.reasoning:
+            message |= reasoning_fields(sequence.reasoning)
+        if sequence.tool_calls:
+            message["content"] = sequence.text or None
+            message["tool_calls"] = list(map(whole_call, sequence.tool_calls))
         choice: dict[str, Any] = {
             "index": sequence.index,
-            "message": {"role": "assistant", "content": sequence.text, "refusal": None},
+            "message": message,
             "logprobs": chat_logprobs(sequence.logprobs) if self._with_logprobs else None,
             "finish_reason": None if reason is None else FINISH_NAMES[reason],
             "stop_reason": sequence.stop_reason,

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from pagewire.outputs import FinishReason
+from pagewire_frontend.answers import ToolCall, ToolCallDelta
 from pagewire_frontend.serving import Usage
 
 FINISH_NAMES = {
@@ -15,6 +16,7 @@ FINISH_NAMES = {
     FinishReason.LENGTH: "length",
     FinishReason.ABORT: "abort",
     FinishReason.ERROR: "error",
+    FinishReason.TOOL_CALLS: "tool_calls",
 }
 _PLAIN = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
 
@@ -59,7 +61,7 @@ class ChunkFormat:
     def choice(
         self,
         index: int,
-        delta: str | dict[str, str],
+        delta: str | dict[str, Any],
         *,
         logprobs: dict[str, Any] | None = None,
         token_ids: list[int] | None = None,
@@ -84,6 +86,26 @@ class ChunkFormat:
         block = orjson.dumps(usage_block(usage, completion_tokens))
         metrics = orjson.dumps(metrics_block(usage))
         return self._head + b'],"usage":' + block + b',"metrics":' + metrics + b"}\n\n"
+
+
+def reasoning_fields(text: str) -> dict[str, str]:
+    """Reasoning in a message or a delta: under the name that most clients read and the one that
+    vLLM has moved to."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    """One of a chunk's `tool_calls`."""
+    if not call.name:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def whole_call(call: ToolCall) -> dict[str, Any]:
+    """One of a message's `tool_calls`."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def usage_block(usage: Usage, completion_tokens: int | None = None) -> dict[str, Any]:

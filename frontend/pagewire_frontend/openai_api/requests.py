@@ -30,10 +30,12 @@ from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
 from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 
 MAX_PROMPTS = 1024
+MAX_DOCUMENTS = 10_000
 # Looking at each of many items would hold up all streams: these are counted first.
 _MOST_ITEMS = {
     "messages": MAX_MESSAGES,
     "tools": MAX_TOOLS,
+    "documents": MAX_DOCUMENTS,
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_LOGIT_BIASES,
@@ -252,7 +254,10 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    documents: Objects | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -336,7 +341,7 @@ def _checked(content: bytes, body_class: type[BodyT]) -> BodyT:
     for name, most in _MOST_ITEMS.items():
         if isinstance(value := data.get(name), list | dict):
             check_count(name, value, most)
-    refuse_unsupported(data)
+    refuse_unsupported(data, is_chat=body_class is ChatBody)
     try:
         return body_class.model_validate(data)
     except ValidationError as error:

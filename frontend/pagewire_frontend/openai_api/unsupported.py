@@ -40,25 +40,31 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "store": (False,),
     "verbosity": ("medium",),
-    "documents": ([],),
     "mm_processor_kwargs": ({},),
-    "include_reasoning": (True,),
+}
+# Of chats only.
+_NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "documents": ([],),
 }
 _HINTS = {
-    "functions": "use tools with tool_choice='none': tool calls are not parsed here",
-    "function_call": "tool calls are not parsed here",
+    "functions": "use tools, its newer name",
+    "function_call": "use tool_choice, its newer name",
+    "tools": "use /v1/chat/completions",
+    "tool_choice": "use /v1/chat/completions",
+    "documents": "use /v1/chat/completions",
     "prompt_logprobs": "use echo with logprobs on /v1/completions, or the gRPC API",
 }
 
 
-def refuse_unsupported(body: Mapping[str, Any]) -> None:
+def refuse_unsupported(body: Mapping[str, Any], *, is_chat: bool) -> None:
     """Raises InvalidArgumentError for the first field that asks for what is not served."""
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in (_NEUTRAL if is_chat else _NEUTRAL | _NEUTRAL_IN_COMPLETIONS).items():
         value = body.get(name)
         if value is not None and value not in neutral:
             raise InvalidArgumentError(name, f"is not supported by this server{_hint(name)}")
     _check_response_format(body.get("response_format"))
-    _check_tools(body)
     options = body.get("stream_options")
     if isinstance(options, dict) and options.get("continuous_usage_stats"):
         raise InvalidArgumentError(
@@ -77,16 +83,4 @@ def _check_response_format(response_format: Any) -> None:
     if kind != "text":
         raise InvalidArgumentError(
             "response_format", "only {'type': 'text'} is supported: output is not constrained yet"
-        )
-
-
-def _check_tools(body: Mapping[str, Any]) -> None:
-    choice = body.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise InvalidArgumentError("tool_choice", "only 'none' is supported with tools")
-    if body.get("tools") and choice != "none":
-        raise InvalidArgumentError(
-            "tools",
-            "tool calls are not parsed by this server; tool_choice='none' shows them to "
-            "the model without",
         )

@@ -250,7 +250,6 @@ async def test_http_refuses_bad_completions(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("response_format", {"type": "json_object"}),
@@ -277,6 +276,51 @@ async def test_http_refuses_known_features_that_are_not_served(
         await post(http, "/v1/completions", prompt="a", **{field: value}),
     ):
         assert error_of(response)["param"] == field
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "description": 1}}]},
+            "tools[0].function.description",
+        ),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"include_reasoning": 1}, "include_reasoning"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ],
+)
+async def test_http_refuses_wrong_tools_and_choices(
+    http: httpx.AsyncClient, body: dict[str, Any], param: str
+) -> None:
+    assert error_of(await chat(http, **body))["param"] == param
+
+
+async def test_completions_have_no_tools(http: httpx.AsyncClient) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    response = await post(http, "/v1/completions", prompt="a", tools=tools)
+    assert error_of(response)["param"] == "tools"
+
+
+async def test_documents_reach_a_template_that_shows_them() -> None:
+    template = "{% for d in documents %}{{ d.text }};{% endfor %}{{ messages[0].content }}"
+    client = FakeEngineClient(chat_template=template)
+    async with http_client(await make_serving(client)) as http:
+        response = await chat(http, documents=[{"text": "one"}])
+    assert response.status_code == 200
+    assert len(client.requests[0].prompt_token_ids) == len("one;hi")
 
 
 async def test_http_accepts_unknown_fields_and_neutral_values(http: httpx.AsyncClient) -> None:
@@ -384,6 +428,11 @@ async def test_a_model_without_a_template_says_how_to_pass_one() -> None:
             "messages[0].content[0].part",
         ),
         ("Chat", chat_request(tools=[{"name": "f"}]), "tools"),
+        ("Chat", chat_request(tools=[{"name": "<f>"}]), "tools[0].name"),
+        ("Chat", chat_request(tool_choice={"name": "f"}), "tool_choice"),
+        ("Chat", chat_request(tool_choice={"mode": 3}), "tool_choice"),
+        ("Chat", chat_request(tool_choice={"mode": 9}), "tool_choice.mode"),
+        ("Chat", chat_request(tools=[{"name": "f"}], tool_choice={"name": "f"}), "tool_choice"),
         (
             "Chat",
             chat_request(sampling_params={"prompt_logprobs": 1}),

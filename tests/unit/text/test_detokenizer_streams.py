@@ -33,9 +33,12 @@ def stream(
     *,
     prompt: Sequence[int] = (),
     skip_special_tokens: bool = True,
+    shown: frozenset[int] = frozenset(),
 ) -> list[str]:
     """The pieces of text, the last of them what the end releases."""
-    detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+    detokenizer = make_detokenizer(
+        tokenizer, prompt, skip_special_tokens=skip_special_tokens, shown=shown
+    )
     pieces, at, rest = [], 0, iter(sizes)
     while at < len(ids):
         size = max(1, next(rest, 1))
@@ -60,6 +63,20 @@ def test_pieces_of_any_ids_join_to_the_whole_decoded(
     ids = data.draw(token_ids(tokenizer))
     whole = tokenizer.decode(ids, skip_special_tokens=skip)
     assert "".join(stream(tokenizer, ids, cuts, skip_special_tokens=skip)) == whole
+
+
+@families
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), cuts=sizes)
+def test_single_control_tokens_are_shown_where_the_others_are_skipped(
+    tokenizer: Tokenizer, data: st.DataObject, cuts: list[int]
+) -> None:
+    ids = data.draw(token_ids(tokenizer))
+    shown = data.draw(st.sets(st.sampled_from(sorted(tokenizer.special_token_ids))))
+    skipped = tokenizer.special_token_ids - shown
+    left = [token_id for token_id in ids if token_id not in skipped]
+    text = "".join(stream(tokenizer, ids, cuts, shown=frozenset(shown)))
+    assert text == "".join(stream(tokenizer, left, skip_special_tokens=not shown))
 
 
 @of_bytes

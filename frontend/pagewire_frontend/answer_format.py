@@ -1,0 +1,165 @@
+"""How a chat's answer is taken apart: into reasoning, text and calls of tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagewire.errors import InvalidArgumentError
+from pagewire.outputs import FinishReason
+from pagewire_frontend.answers import ToolCallDelta
+from pagewire_frontend.chat_template import RenderedChat
+from pagewire_frontend.generation_types import TextDelta
+from pagewire_frontend.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ReasoningParser,
+    recognise_reasoning,
+)
+from pagewire_frontend.tokenizer import Tokenizer
+from pagewire_frontend.tool_choice import ToolChoice, ToolUse
+from pagewire_frontend.tool_parsers import TOOL_PARSERS, recognise_tool_parser
+from pagewire_frontend.tool_parsers.base import ToolParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """What the answer to one chat is made of.
+
+    Attributes:
+        tool_parser: reads calls; None where none are looked for.
+        use: the tools.
+        reasoning: the model's; None where none is looked for.
+        reasoning_opened: the prompt leaves the reasoning open.
+        reasoning_begun: some of it is in the prompt.
+        include_reasoning: the client wants to see it.
+        shown_tokens: ids of control tokens that the parsers have to see.
+        hidden: the texts of those.
+    """
+
+    tool_parser: type[ToolParser] | None = None
+    use: ToolUse = field(default_factory=ToolUse)
+    reasoning: ReasoningFormat | None = None
+    reasoning_opened: bool = False
+    reasoning_begun: bool = False
+    include_reasoning: bool = True
+    shown_tokens: frozenset[int] = frozenset()
+    hidden: frozenset[str] = frozenset()
+
+
+def answer_format(
+    rendered: RenderedChat,
+    tokenizer: Tokenizer,
+    use: ToolUse,
+    *,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
+    include_reasoning: bool = True,
+) -> AnswerFormat | None:
+    """What to look for in the answer to a rendered chat; None for nothing.
+
+    Args:
+        rendered: the prompt.
+        tokenizer: the model's.
+        use: the client's tools.
+        tool_call_parser, reasoning_parser: the operator's choice: a name, "none", or "auto", by the
+            chat template.
+        include_reasoning: pass the reasoning on.
+
+    Raises:
+        InvalidArgumentError: tools are to be called, and how the model does it is not known.
+    """
+    parser = _tool_parser(rendered.template, use, tool_call_parser)
+    if reasoning_parser == "auto":
+        reasoning_parser = recognise_reasoning(rendered.template) or "none"
+    reasoning = REASONING_FORMATS.get(reasoning_parser)
+    if parser is None and reasoning is None:
+        return None
+    markers = () if parser is None else parser.markers()
+    opened = False
+    if reasoning is not None:
+        markers += (reasoning.opener, reasoning.closer)
+        opened = reasoning.opened_in(rendered.prompt, rendered.continued)
+    shown = {
+        token_id: marker
+        for marker in markers
+        if (token_id := tokenizer.token_id(marker)) in tokenizer.special_token_ids
+        and token_id is not None
+    }
+    return AnswerFormat(
+        tool_parser=parser,
+        use=use,
+        reasoning=reasoning,
+        reasoning_opened=opened,
+        reasoning_begun=opened and rendered.continued is not None,
+        include_reasoning=include_reasoning,
+        shown_tokens=frozenset(shown),
+        hidden=frozenset(shown.values()),
+    )
+
+
+def _tool_parser(template: str, use: ToolUse, chosen: str) -> type[ToolParser] | None:
+    if use.choice is ToolChoice.NONE:
+        return None
+    if use.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED):
+        raise InvalidArgumentError(
+            "tool_choice", "only 'auto' and 'none' are supported: output is not constrained yet"
+        )
+    name = recognise_tool_parser(template) if chosen == "auto" else chosen
+    if name is None or name == "none":
+        raise InvalidArgumentError(
+            "tools",
+            "how this model writes tool calls is not known; send tool_choice='none' to show it the "
+            "tools all the same, or start the frontend with --tool-call-parser NAME",
+        )
+    return TOOL_PARSERS[name]
+
+
+class AnswerParser:
+    """Takes one sequence of an answer apart.
+
+    Args:
+        format_: what to look for.
+    """
+
+    def __init__(self, format_: AnswerFormat) -> None:
+        self._include_reasoning = format_.include_reasoning
+        self._parallel = format_.use.parallel
+        self._reasoning: ReasoningParser | None = None
+        if format_.reasoning is not None:
+            self._reasoning = ReasoningParser(
+                format_.reasoning, opened=format_.reasoning_opened, begun=format_.reasoning_begun
+            )
+        self._tools: ToolParser | None = None
+        if format_.tool_parser is not None:
+            self._tools = format_.tool_parser(format_.use.callable_tools, format_.hidden)
+
+    def apply(self, delta: TextDelta) -> None:
+        """Makes a delta of text one of reasoning, text and calls."""
+        ended = delta.finish_reason is not None
+        reasoning, text = "", delta.text
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.feed(text)
+            if ended:
+                last_reasoning, last_text = self._reasoning.finish()
+                reasoning, text = reasoning + last_reasoning, text + last_text
+        if self._include_reasoning:
+            delta.reasoning = reasoning
+        delta.text = text
+        if self._tools is None:
+            return
+        delta.text, calls = self._tools.feed(text)
+        if ended:
+            last_text, last_calls = self._tools.finish()
+            delta.text += last_text
+            calls = _joined(calls, last_calls)
+        delta.tool_calls = calls if self._parallel else [call for call in calls if not call.index]
+        if delta.finish_reason is FinishReason.STOP and self._tools.num_calls:
+            delta.finish_reason = FinishReason.TOOL_CALLS
+
+
+def _joined(before: list[ToolCallDelta], after: list[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Both, with one delta a call."""
+    if before and after and before[-1].index == after[0].index:
+        before[-1].arguments += after[0].arguments
+        after = after[1:]
+    return before + after

@@ -1,0 +1,185 @@
+"""Which tools an answer may, must or must not call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from pagewire.errors import InvalidArgumentError
+from pagewire.sampling_params import check_count
+from pagewire_frontend.answers import TOOL_NAME
+from pagewire_frontend.chat_messages import MAX_TOOLS
+
+ToolDefinition = Mapping[str, Any]
+_DEFINITIONS = ("$defs", "definitions")
+
+
+class ToolChoice(Enum):
+    """What the client leaves to the model."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one chat.
+
+    Attributes:
+        tools: OpenAI-shaped definitions, as the client sent them: the template shows them all.
+        choice: whether they are called.
+        name: of the tool to call, with ToolChoice.NAMED.
+        parallel: an answer may have several calls.
+    """
+
+    tools: tuple[ToolDefinition, ...] = ()
+    choice: ToolChoice = ToolChoice.NONE
+    name: str = ""
+    parallel: bool = True
+
+    @property
+    def callable_tools(self) -> tuple[ToolDefinition, ...]:
+        """Those that the answer may call."""
+        if self.choice is ToolChoice.NONE:
+            return ()
+        if self.choice is ToolChoice.NAMED:
+            return tuple(tool for tool in self.tools if tool["function"]["name"] == self.name)
+        return self.tools
+
+
+def tool_use(
+    tools: Sequence[Any] | None, tool_choice: Any = None, parallel_tool_calls: bool | None = None
+) -> ToolUse:
+    """The tools of a request in OpenAI's words.
+
+    Args:
+        tools: definitions.
+        tool_choice: "none", "auto", "required" or `{"type": "function", "function": {"name": N}}`.
+            None: auto where there are tools.
+        parallel_tool_calls: None: true.
+
+    Raises:
+        InvalidArgumentError: a definition or the choice is wrong.
+    """
+    checked = _checked_tools(tools or ())
+    use = ToolUse(checked, parallel=parallel_tool_calls is not False)
+    if tool_choice is None:
+        return replace(use, choice=ToolChoice.AUTO if checked else ToolChoice.NONE)
+    if isinstance(tool_choice, str):
+        return _by_word(use, tool_choice)
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or tool_choice.get("type") != "function":
+        raise InvalidArgumentError(
+            "tool_choice",
+            "must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}",
+        )
+    return named_tool(use, name)
+
+
+def named_tool(use: ToolUse, name: str) -> ToolUse:
+    """The same, with a call of the tool demanded. Raises InvalidArgumentError where it is none."""
+    if all(tool["function"]["name"] != name for tool in use.tools):
+        raise InvalidArgumentError("tool_choice", f"{name!r} is none of the tools")
+    return replace(use, choice=ToolChoice.NAMED, name=name)
+
+
+def constraint_for(use: ToolUse) -> dict[str, Any] | None:
+    """The JSON schema that the answer must meet for the choice to be kept; None where the model is
+    free. `tool_parsers.forced` reads such answers, whatever the model's own format."""
+    if use.choice is ToolChoice.NAMED:
+        return dict(use.callable_tools[0]["function"].get("parameters") or {"type": "object"})
+    if use.choice is not ToolChoice.REQUIRED:
+        return None
+    definitions: dict[str, Any] = {}
+    calls = []
+    for number, tool in enumerate(use.callable_tools):
+        function = tool["function"]
+        parameters = _with_shared_definitions(
+            function.get("parameters") or {"type": "object"}, f"tool{number}.", definitions
+        )
+        properties = {"name": {"const": function["name"]}, "parameters": parameters}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not use.parallel:
+        schema["maxItems"] = 1
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+def _by_word(use: ToolUse, word: str) -> ToolUse:
+    if word not in ("none", "auto", "required"):
+        raise InvalidArgumentError(
+            "tool_choice", f"must be 'none', 'auto', 'required' or a function, not {word!r:.40}"
+        )
+    choice = ToolChoice(word)
+    if use.tools:
+        return replace(use, choice=choice)
+    if choice is ToolChoice.REQUIRED:
+        raise InvalidArgumentError("tool_choice", "'required' needs tools")
+    return use
+
+
+def _checked_tools(tools: Sequence[Any]) -> tuple[ToolDefinition, ...]:
+    check_count("tools", tools, MAX_TOOLS)
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if not isinstance(tool, Mapping) or tool.get("type") != "function":
+            raise InvalidArgumentError(f"{where}.type", "must be 'function'")
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            raise InvalidArgumentError(f"{where}.function", "must be an object with a name")
+        name = function.get("name")
+        if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+            raise InvalidArgumentError(
+                f"{where}.function.name",
+                "must be 1 to 128 letters, digits or any of _ - . : /",
+            )
+        if not isinstance(function.get("description"), str | None):
+            raise InvalidArgumentError(f"{where}.function.description", "must be a string")
+        if not isinstance(function.get("parameters"), Mapping | None):
+            raise InvalidArgumentError(f"{where}.function.parameters", "must be a JSON schema")
+    return tuple(tools)
+
+
+def _with_shared_definitions(
+    schema: Mapping[str, Any], prefix: str, definitions: dict[str, Any]
+) -> dict[str, Any]:
+    """A schema as part of another: its definitions move to `definitions`, by names of their own,
+    since references count from the root."""
+    moved = {
+        f"#/{key}/{name}": f"#/$defs/{prefix}{name}"
+        for key in _DEFINITIONS
+        for name in schema.get(key) or ()
+    }
+    for key in _DEFINITIONS:
+        for name, definition in (schema.get(key) or {}).items():
+            definitions[prefix + name] = _rewritten(definition, moved)
+    return {
+        key: _rewritten(value, moved) for key, value in schema.items() if key not in _DEFINITIONS
+    }
+
+
+def _rewritten(value: Any, moved: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key: moved.get(item, item)
+            if key == "$ref" and isinstance(item, str)
+            else _rewritten(item, moved)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_rewritten(item, moved) for item in value]
+    return value
