@@ -12,7 +12,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from pagewire.errors import (
@@ -26,7 +25,7 @@ from pagewire.errors import (
 from pagewire.outputs import FinishReason
 from pagewire_engine.beam_search import Hypothesis
 from pagewire_engine.block_map import Snapshot, take_snapshot
-from pagewire_engine.executor.base import Executor
+from pagewire_engine.executor.base import Executor, PendingStep
 from pagewire_engine.outputs import (
     PromptLogprobsOutput,
     RequestFailure,
@@ -48,12 +47,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A step under way: what it computes, since when, and where its results come, if that is
-    elsewhere."""
+    """A step under way: what it computes, since when, and where its result comes, if steps
+    overlap."""
 
     schedule: Schedule
     at: float
-    future: Future[StepResult] | None
+    pending: PendingStep | None
 
 
 class Engine:
@@ -295,9 +294,9 @@ class Engine:
             else:
                 for sequence_id in entry.sample_for:
                     self._sequences[sequence_id].expect_token()
-        future = None if self._runner is None else self._runner.launch(schedule.plan)
+        pending = None if self._runner is None else self._runner.launch(schedule.plan)
         self.scheduler.launched(schedule.plan.step)
-        return _Launched(schedule, now, future)
+        return _Launched(schedule, now, pending)
 
     def _land(self, launched: _Launched) -> None:
         """Waits for a step's results, and applies them."""
@@ -331,9 +330,9 @@ class Engine:
         """
         schedule = launched.schedule
         try:
-            if launched.future is not None:
+            if launched.pending is not None:
                 try:
-                    return schedule, launched.future.result()
+                    return schedule, launched.pending.result()
                 except SkippedError:
                     schedule = schedule.without_ended()
             return schedule, self._executor.execute(schedule.plan)

@@ -17,6 +17,7 @@ from pagewire.config import EngineConfig
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.build import BuiltEngine, assemble_engine
 from pagewire_engine.cli import SWITCH_INTERVAL_S
+from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.service import EngineServer
 from pagewire_engine.step import SampledToken, StepPlan, StepResult, WorkerInfo
 from pagewire_engine.tokenizer_files import load_tokenizer_files
@@ -51,6 +52,13 @@ class PacedExecutor:
 
     def info(self) -> WorkerInfo:
         return WorkerInfo("PacedForCausalLM", "float32", "cpu", VOCAB_SIZE, 65536, 65536, 16)
+
+    @property
+    def launches_ahead(self) -> bool:
+        return False
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        return LandedStep(self.execute(plan))
 
     def execute(self, plan: StepPlan) -> StepResult:
         for new in plan.new_sequences:

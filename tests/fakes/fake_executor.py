@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.step import (
     Candidates,
     NewSequence,
@@ -99,6 +100,13 @@ class FakeExecutor:
             block_size=self.block_size,
             num_cpu_blocks=self.num_cpu_blocks,
         )
+
+    @property
+    def launches_ahead(self) -> bool:
+        return False
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        return LandedStep(self.execute(plan))
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans += 1

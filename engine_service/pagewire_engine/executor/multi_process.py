@@ -12,6 +12,7 @@ import orjson
 
 from pagewire.config import EngineConfig
 from pagewire.errors import PagewireError, UnavailableError, error_from_code
+from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
 from pagewire_engine.executor.plain_data import decode_info, decode_result, encode
 from pagewire_engine.model_files import ModelFiles
@@ -63,6 +64,13 @@ class MultiProcessExecutor:
 
     def info(self) -> WorkerInfo:
         return self._info
+
+    @property
+    def launches_ahead(self) -> bool:
+        return False
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        return LandedStep(self.execute(plan))
 
     def execute(self, plan: StepPlan) -> StepResult:
         return decode_result(self._ask(FrameKind.PLAN, encode(plan)))

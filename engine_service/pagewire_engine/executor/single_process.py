@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagewire.config import EngineConfig
 from pagewire.errors import UnavailableError
+from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelFiles
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.worker.worker import Worker
@@ -24,10 +25,17 @@ class SingleProcessExecutor:
     def info(self) -> WorkerInfo:
         return self._info
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    @property
+    def launches_ahead(self) -> bool:
+        return self._worker is not None and self._worker.launches_ahead
+
+    def launch(self, plan: StepPlan) -> PendingStep:
         if self._worker is None:
             raise UnavailableError("the executor was shut down")
-        return self._worker.execute(plan)
+        return self._worker.launch(plan)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan).result()
 
     def shutdown(self) -> None:
         self._worker = None

@@ -51,7 +51,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Runs one step; see Executor.execute for what an exception leaves behind."""
+        """Runs one step; see Executor.launch for what an exception leaves behind."""
         self._batch.apply(plan)
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)

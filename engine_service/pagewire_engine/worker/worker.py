@@ -10,6 +10,7 @@ import torch
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire_engine.cpus import model_threads
+from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.model_files import ModelDescription, ModelFiles, load_description
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.rotary import head_dim_of
@@ -85,12 +86,21 @@ class Worker:
             num_cpu_blocks=self._num_cpu_blocks,
         )
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Runs one step."""
+    @property
+    def launches_ahead(self) -> bool:
+        """See Executor.launches_ahead."""
+        return False
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Begins one step; see Executor.launch."""
         if self._kernels.take_built():
             self._model.use_kernels(self._kernels.dense)
             self._runner.use_kernels(self._kernels.attention)
-        return self._runner.execute(plan)
+        return LandedStep(self._runner.execute(plan))
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step."""
+        return self.launch(plan).result()
 
     def profile_num_available_blocks(self) -> int:
         """Blocks that fit in the memory the settings allow.
