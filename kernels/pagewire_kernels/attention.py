@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagewire_kernels import ops
+
 
 class BackendUnavailableError(RuntimeError):
     """A backend was asked for by name and can't run here; the message says what to do."""
@@ -76,13 +78,18 @@ class AttentionMetadata:
 class AttentionBackend(Protocol):
     """Cache writes and attention of one layer. Stateless: one instance serves all layers.
 
+    Backends derive from it for the operations it composes of others.
+
     Attributes:
         name: what the settings call it.
         head_dim_multiple: head sizes it can do are multiples of this.
+        fuses_rotation: whether `rotate_and_write` is one launch. Where it is not, a caller that
+            rotates query and key together, and looks angles up once a step, is faster.
     """
 
     name: str
     head_dim_multiple: int
+    fuses_rotation: bool = False
 
     def write_kv(
         self,
@@ -98,6 +105,39 @@ class AttentionBackend(Protocol):
         of a packed qkv). Where the caches have another dtype, values are rounded to it.
         """
         ...
+
+    def rotate_and_write(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotates query and key (see ops.rotate), and stores key and value as `write_kv` does.
+
+        Args:
+            query: [T, num_heads, head_dim], of the same layout as key; may be overwritten.
+            key: [T, num_kv_heads, head_dim]; may be overwritten.
+            value: the same.
+            positions: int64 [T], rows of the tables.
+            cos: fp32 [max_positions, head_dim / 2].
+            sin: the same.
+            key_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+            value_cache: the same.
+            slot_mapping: int64 [T].
+
+        Returns:
+            The rotated query.
+        """
+        rotation = ops.gather_rotation(cos, sin, positions, query.dtype)
+        rotated_key = ops.rotate(key, *rotation)
+        self.write_kv(rotated_key, value, key_cache, value_cache, slot_mapping)
+        return ops.rotate(query, *rotation)
 
     def paged_attention(
         self,
@@ -130,7 +170,11 @@ class AttentionBackend(Protocol):
 _BACKEND_MODULES = {
     "torch": "pagewire_kernels.torch_attention",
     "cpu": "pagewire_kernels.cpu",
+    "triton": "pagewire_kernels.gpu.attention",
+    "xformers": "pagewire_kernels.xformers_attention",
 }
+# By type of device; torch serves where it is not installed.
+_AUTOMATIC = {"cpu": "cpu", "cuda": "triton"}
 
 
 def load_attention_backend(
@@ -151,12 +195,10 @@ def load_attention_backend(
     """
     device = torch.device(device)
     if name == "auto":
-        if device.type == "cpu":
-            try:
-                return load_attention_backend("cpu", device, head_dim)
-            except BackendUnavailableError:
-                pass
-        return load_attention_backend("torch", device, head_dim)
+        try:
+            return load_attention_backend(_AUTOMATIC.get(device.type, "torch"), device, head_dim)
+        except BackendUnavailableError:
+            return load_attention_backend("torch", device, head_dim)
     if name not in _BACKEND_MODULES:
         raise BackendUnavailableError(
             f"there is no attention backend {name!r}; choose one of {', '.join(_BACKEND_MODULES)}"
@@ -175,6 +217,11 @@ def _import_backend(name: str, device: torch.device) -> AttentionBackend:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "triton":
+            raise BackendUnavailableError(
+                f"attention backend {name!r} needs triton, which CUDA builds of torch bring; "
+                "run `pip install triton`, or use --attention-backend torch"
+            ) from error
         if error.name != module_name:
             raise
         raise BackendUnavailableError(

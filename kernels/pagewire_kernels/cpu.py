@@ -8,8 +8,13 @@ from pathlib import Path
 
 import torch
 
-from pagewire_kernels.attention import AttentionMetadata, BackendUnavailableError
+from pagewire_kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    BackendUnavailableError,
+)
 from pagewire_kernels.build import library_path
+from pagewire_kernels.dispatch_record import note
 from pagewire_kernels.sampling import RowParameters
 
 # As csrc/vec.h numbers them.
@@ -32,7 +37,7 @@ _SIGNATURES = {
 }
 
 
-class CpuAttention:
+class CpuAttention(AttentionBackend):
     """Paged attention and cache writes in C++; caches in float32, bfloat16 or float16.
 
     Queries, keys and values come in fp32 from the dense C++ kernels; others are widened first.
@@ -81,6 +86,7 @@ class CpuAttention:
         _, block_size, num_kv_heads, _ = key_cache.shape
         _check(wide, key_cache, value_cache, metadata.block_tables)
         output = torch.empty(query.shape)
+        note("pagewire_paged_attention")
         self._paged_attention(
             DTYPES[key_cache.dtype],
             wide.data_ptr(),

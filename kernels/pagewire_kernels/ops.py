@@ -11,6 +11,24 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     return F.rms_norm(hidden, (hidden.shape[-1],), weight, eps)
 
 
+def gather_rotation(
+    cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotate` takes, of int64 positions [T].
+
+    Args:
+        cos: [max_positions, D / 2].
+        sin: the same.
+        positions: int64 [T].
+        dtype: of what will be rotated.
+
+    Returns:
+        cos [T, 1, D] and sin [T, 1, D / 2].
+    """
+    half = cos[positions].to(dtype)
+    return torch.cat((half, half), dim=-1).unsqueeze(1), sin[positions].to(dtype).unsqueeze(1)
+
+
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding (arXiv:2104.09864) in the GPT-NeoX pairing: i with i + D/2.
 

@@ -8,13 +8,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pagewire_kernels.attention import AttentionMetadata
+from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
+from pagewire_kernels.dispatch_record import note
 
 # Decodes are gathered into one padded batch as long as it stays this small (tokens of padded
 # context). More decodes, or contexts more than twice as long as the shortest, make a new batch.
 _MAX_GATHERED_TOKENS = 32768
 # A chunk behind earlier ones needs a mask of its rows times the context: so many rows at a time.
 _MAX_MASK_ROWS = 512
+
+FP8 = torch.float8_e4m3fn
+_LARGEST_FP8 = torch.finfo(FP8).max
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class _DecodeGroup:
     size: int
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """Gathers through the block tables, then scaled_dot_product_attention."""
 
     name = "torch"
@@ -43,7 +47,11 @@ class TorchAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         for cache, rows in ((key_cache, key), (value_cache, value)):
-            cache.flatten(0, 1).index_copy_(0, slot_mapping, rows.to(cache.dtype))
+            if cache.dtype == FP8:
+                # What is beyond the largest number is rounded to it, not to NaN.
+                rows = rows.clamp(-_LARGEST_FP8, _LARGEST_FP8).to(FP8)
+            target, source = bits(cache.flatten(0, 1)), bits(rows.to(cache.dtype))
+            target.index_copy_(0, slot_mapping, source)
 
     def paged_attention(
         self,
@@ -54,6 +62,7 @@ class TorchAttention:
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
+        note("torch.scaled_dot_product_attention")
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         block_size = key_cache.shape[1]
         if metadata.num_decodes:
@@ -66,9 +75,10 @@ class TorchAttention:
             context_length = metadata.host_context_lengths[sequence]
             num_blocks = -(-context_length // block_size)
             blocks = metadata.block_tables[sequence, :num_blocks].long()
-            key = key_cache.index_select(0, blocks).flatten(0, 1)[:context_length].to(query.dtype)
-            value = value_cache.index_select(0, blocks).flatten(0, 1)[:context_length]
-            value = value.to(query.dtype)
+            key, value = (
+                gather(cache, blocks).flatten(0, 1)[:context_length].to(query.dtype)
+                for cache in (key_cache, value_cache)
+            )
             _prefill(query[rows], key, value, scale, sliding_window, output[rows])
         return output
 
@@ -76,6 +86,16 @@ class TorchAttention:
 def load_backend(device: torch.device) -> TorchAttention:
     """The reference runs everywhere."""
     return TorchAttention()
+
+
+def bits(cache: torch.Tensor) -> torch.Tensor:
+    """The same memory, of a type that torch copies by index everywhere: fp8 as bytes."""
+    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
+
+
+def gather(cache: torch.Tensor, indexes: torch.Tensor) -> torch.Tensor:
+    """Rows of a cache of any dtype, by int64 [N]."""
+    return bits(cache).index_select(0, indexes).view(cache.dtype)
 
 
 def _decode(
@@ -89,7 +109,7 @@ def _decode(
     num_kv_heads, head_dim = key_cache.shape[2:]
     gathered = []
     for cache in (key_cache, value_cache):
-        tokens = cache.index_select(0, group.blocks).flatten(0, 1).to(query.dtype)
+        tokens = gather(cache, group.blocks).flatten(0, 1).to(query.dtype)
         # Stale slots may hold NaN, which a mask alone lets through (0 * NaN).
         tokens.index_fill_(0, group.padding, 0.0)
         gathered.append(tokens.view(group.size, -1, num_kv_heads, head_dim).transpose(1, 2))

@@ -121,9 +121,10 @@ class EngineConfig(BaseModel):
         description="Seconds after which a request that has not started fails as "
         "DEADLINE_EXCEEDED (HTTP 504). Default: it waits on.",
     )
-    attention_backend: Literal["auto", "torch", "cpu"] = Field(
+    attention_backend: Literal["auto", "torch", "cpu", "triton", "xformers"] = Field(
         default="auto",
-        description="torch: any device; cpu: C++ kernel; auto: the fastest installed.",
+        description="torch: any device; cpu: C++ kernel; triton: CUDA; xformers: CUDA, an extra; "
+        "auto: cpu or triton where it is installed, else torch.",
     )
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads of the model. Default: the machine's cores."

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from pagewire_kernels import ops
 from pagewire_kernels.attention import AttentionMetadata, load_attention_backend
+from pagewire_kernels.dispatch_record import recorded
 from pagewire_kernels.torch_attention import TorchAttention
 
 HEAD_DIM = 16
@@ -124,3 +126,46 @@ def test_keys_and_values_are_written_to_their_slots_only() -> None:
     for cache, old, new in zip((key_cache, value_cache), before, (key, value), strict=True):
         old.flatten(0, 1)[metadata.slot_mapping] = new
         torch.testing.assert_close(cache, old, equal_nan=True, atol=0, rtol=0)
+
+
+def test_rotation_with_the_write_is_one_after_the_other() -> None:
+    key_cache, value_cache, metadata = _batch([(7, 3), (5, 5)], 2, 4, torch.float32)
+    packed = torch.randn(8, 8, HEAD_DIM)
+    query, key, value = packed.split((4, 2, 2), dim=1)
+    angles = torch.rand(9, HEAD_DIM // 2)
+    positions = torch.tensor([4, 5, 6, 0, 1, 2, 3, 4])
+    caches = key_cache.clone(), value_cache.clone()
+    rotation = ops.gather_rotation(angles.cos(), angles.sin(), positions, torch.float32)
+    backend = TorchAttention()
+    backend.write_kv(ops.rotate(key, *rotation), value, *caches, metadata.slot_mapping)
+    expected = ops.rotate(query, *rotation)
+    rotated = backend.rotate_and_write(
+        query, key, value, positions, angles.cos(), angles.sin(),
+        key_cache, value_cache, metadata.slot_mapping,
+    )  # fmt: skip
+    assert torch.equal(rotated, expected)
+    for ours, theirs in zip((key_cache, value_cache), caches, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True, atol=0, rtol=0)
+
+
+def test_fp8_keys_and_values_are_rounded_and_read() -> None:
+    key_cache, value_cache, metadata = _batch([(30, 1), (25, 20)], 2, 4, torch.float8_e4m3fn)
+    query = torch.randn(21, 4, HEAD_DIM)
+    key, value = torch.randn(2, 21, 2, HEAD_DIM)
+    key[3, 0, 5] = 1e4
+    backend = TorchAttention()
+    backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
+    stored = key_cache.float().flatten(0, 1)[metadata.slot_mapping]
+    torch.testing.assert_close(stored, key.clamp(max=448.0), atol=1e-3, rtol=2.0**-4)
+    ours = backend.paged_attention(query, key_cache, value_cache, metadata, 0.2)
+    wide = backend.paged_attention(query, key_cache.float(), value_cache.float(), metadata, 0.2)
+    assert torch.equal(ours, wide)
+
+
+def test_what_is_dispatched_can_be_told() -> None:
+    key_cache, value_cache, metadata = _batch([(7, 3)], 2, 4, torch.float32)
+    query = torch.randn(3, 4, HEAD_DIM)
+    with recorded() as launches, recorded() as inner:
+        TorchAttention().paged_attention(query, key_cache, value_cache, metadata, 0.2)
+    TorchAttention().paged_attention(query, key_cache, value_cache, metadata, 0.2)
+    assert launches == inner == {"torch.scaled_dot_product_attention": 1}

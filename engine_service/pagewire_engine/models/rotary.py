@@ -9,6 +9,7 @@ from torch import nn
 
 from pagewire_engine.models.errors import UnsupportedModelError
 from pagewire_engine.models.layers import KernelUser
+from pagewire_kernels import ops
 
 _SCALED = ("linear", "dynamic", "yarn", "longrope", "llama3")
 
@@ -36,8 +37,7 @@ class RotaryTable(KernelUser):
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] to cos [T, 1, head_dim] and sin [T, 1, head_dim / 2], for ops.rotate."""
         dtype = self.dense.activations(self.dtype)
-        cos, sin = self.cos[positions].to(dtype), self.sin[positions].to(dtype)
-        return torch.cat((cos, cos), dim=-1).unsqueeze(1), sin.unsqueeze(1)
+        return ops.gather_rotation(self.cos, self.sin, positions, dtype)
 
 
 def head_dim_of(config: Any) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,7 @@ import torch
 from pagewire_kernels import cpu
 from pagewire_kernels.attention import AttentionMetadata
 from pagewire_kernels.torch_attention import TorchAttention
+from tests.fakes.attention_batch import Batch, make_batch
 
 pytestmark = pytest.mark.usefixtures("built_kernels")
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -19,77 +18,6 @@ TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 @pytest.fixture
 def backend() -> cpu.CpuAttention:
     return cpu.load_backend(torch.device("cpu"))
-
-
-@dataclass
-class Batch:
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
-    metadata: AttentionMetadata
-
-
-def make_batch(
-    decodes: list[int],
-    chunks: list[tuple[int, int]],
-    *,
-    num_heads: int = 9,
-    num_kv_heads: int = 3,
-    head_dim: int = 64,
-    block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
-) -> Batch:
-    """Decodes by context length, chunks by (context length, new tokens); blocks in random order.
-
-    Slots that no sequence owns hold NaN: who reads them shows it.
-    """
-    random = np.random.default_rng(0)
-    contexts = decodes + [context for context, _ in chunks]
-    lengths = [1] * len(decodes) + [new for _, new in chunks]
-    blocks = [-(-context // block_size) for context in contexts]
-    order = random.permutation(sum(blocks) + 3)
-    tables = np.zeros((len(contexts), max(blocks)), np.int32)
-    slots: list[int] = []
-    owned: list[int] = []
-    used = 0
-    for s, (context, new) in enumerate(zip(contexts, lengths, strict=True)):
-        tables[s, : blocks[s]] = order[used : used + blocks[s]]
-        used += blocks[s]
-        places = [
-            int(tables[s, i // block_size]) * block_size + i % block_size for i in range(context)
-        ]
-        owned += places
-        slots += places[context - new :]
-    generator = torch.Generator().manual_seed(1)
-    shape = (sum(blocks) + 3, block_size, num_kv_heads, head_dim)
-    caches = []
-    for _ in range(2):
-        cache = torch.full(shape, torch.nan)
-        cache.flatten(0, 1)[owned] = torch.randn(
-            len(owned), num_kv_heads, head_dim, generator=generator
-        )
-        caches.append(cache.to(dtype))
-    # Rows strided as in a packed qkv projection.
-    width = (num_heads + 2 * num_kv_heads) * head_dim
-    packed = torch.randn(sum(lengths), width, generator=generator).to(dtype)
-    heads = packed.view(sum(lengths), -1, head_dim)
-    metadata = AttentionMetadata.from_host(
-        np.cumsum([0, *lengths]).astype(np.int32),
-        np.array(contexts, np.int32),
-        tables,
-        np.array(slots, np.int64),
-        len(decodes),
-    )
-    return Batch(
-        query=heads[:, :num_heads],
-        key=heads[:, num_heads : num_heads + num_kv_heads],
-        value=heads[:, num_heads + num_kv_heads :],
-        key_cache=caches[0],
-        value_cache=caches[1],
-        metadata=metadata,
-    )
 
 
 def attend(
