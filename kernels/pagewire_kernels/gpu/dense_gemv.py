@@ -105,12 +105,12 @@ def gemv(
 
 @triton.jit
 def dense_gemv(
-    hidden: Any,
-    weight: Any,
-    bias: Any,
-    norm_weight: Any,
-    output: Any,
-    eps: Any,
+    hidden: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    norm_weight: tl.tensor,
+    output: tl.tensor,
+    eps: tl.tensor,
     SIZE: tl.constexpr,
     DEPTH: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -173,8 +173,8 @@ def dense_gemv(
 
 @triton.jit
 def _load(
-    pointers: Any,
-    column: Any,
+    pointers: tl.tensor,
+    column: tl.tensor,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> Any:

@@ -7,8 +7,6 @@ rows a launch's 2 us are all there is.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -89,13 +87,13 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_rows(
-    hidden: Any,
-    weight: Any,
-    output: Any,
-    rows: Any,
-    token_stride: Any,
-    head_stride: Any,
-    eps: Any,
+    hidden: tl.tensor,
+    weight: tl.tensor,
+    output: tl.tensor,
+    rows: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    eps: tl.tensor,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -121,9 +119,9 @@ def rms_norm_rows(
 
 @triton.jit
 def silu_and_mul_rows(
-    gate_up: Any,
-    output: Any,
-    stride: Any,
+    gate_up: tl.tensor,
+    output: tl.tensor,
+    stride: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,

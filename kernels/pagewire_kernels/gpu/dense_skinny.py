@@ -14,7 +14,6 @@ cache. Measured on an H100 at 8 rows, 64 x 128, 7 stages, as a chain of all line
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -163,17 +162,17 @@ def skinny(
 
 @triton.jit(do_not_specialize=["tokens"])
 def dense_skinny(
-    hidden: Any,
-    weight: Any,
-    bias: Any,
-    norm_weight: Any,
-    output: Any,
-    parts: Any,
-    arrivals: Any,
-    tokens: Any,
-    hidden_stride: Any,
-    output_stride: Any,
-    eps: Any,
+    hidden: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    norm_weight: tl.tensor,
+    output: tl.tensor,
+    parts: tl.tensor,
+    arrivals: tl.tensor,
+    tokens: tl.tensor,
+    hidden_stride: tl.tensor,
+    output_stride: tl.tensor,
+    eps: tl.tensor,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     TILE: tl.constexpr,
@@ -228,6 +227,10 @@ def dense_skinny(
     else:
         first = tl.program_id(1) * SHARE
         last = tl.minimum(first + SHARE, DEPTH)
+    if HAS_NORM:
+        # A block ahead of its use, in registers: too narrow for a copy to shared memory.
+        scales = norm_weight + hidden_columns
+        scale = tl.load(scales, mask=hidden_columns < DEPTH, other=0.0)
     if DEPENDENT:
         gdc_launch_dependents()
         if PREFETCH > 0:
@@ -243,14 +246,11 @@ def dense_skinny(
             mask = present & (start + hidden_columns < DEPTH)
             rows = tl.load(inputs + start, mask=mask, other=0.0)
         if HAS_NORM:
-            scales = norm_weight + start + hidden_columns
-            if EVEN:
-                scale = tl.load(scales)
-            else:
-                scale = tl.load(scales, mask=start + hidden_columns < DEPTH, other=0.0)
             wide = rows.to(tl.float32)
             squares += wide * wide
             rows = (wide * scale.to(tl.float32)).to(values.dtype)
+            ahead = start + STEP + hidden_columns
+            scale = tl.load(scales + (start + STEP), mask=ahead < DEPTH, other=0.0)
         sums = tl.dot(values, rows, sums, input_precision="ieee")
     if SLICES > 1:
         sums = tl.sum(sums, 0)
@@ -281,14 +281,14 @@ def dense_skinny(
 
 @triton.jit
 def _finish(
-    sums: Any,
-    row: Any,
-    own: Any,
-    token: Any,
-    bias: Any,
-    output: Any,
-    tokens: Any,
-    output_stride: Any,
+    sums: tl.tensor,
+    row: tl.tensor,
+    own: tl.tensor,
+    token: tl.tensor,
+    bias: tl.tensor,
+    output: tl.tensor,
+    tokens: tl.tensor,
+    output_stride: tl.tensor,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE: tl.constexpr,
@@ -316,7 +316,7 @@ def _finish(
 
 @triton.jit
 def _prefetch(
-    pointers: Any,
+    pointers: tl.tensor,
 ) -> None:
     """Sends for the lines of these addresses into the second-level cache."""
     tl.inline_asm_elementwise(
