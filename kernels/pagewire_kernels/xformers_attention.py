@@ -168,9 +168,9 @@ def load_backend(device: torch.device) -> XformersAttention:
         ) from error
     library = importlib.import_module("xformers._cpp_lib")
     if not library._built_with_cuda:
+        reason = " ".join(str(library._cpp_library_load_exception).split())
         raise BackendUnavailableError(
-            f"attention backend 'xformers' can't load its CUDA library "
-            f"({library._cpp_library_load_exception}); {_REMEDY}"
+            f"attention backend 'xformers' can't load its CUDA library ({reason}); {_REMEDY}"
         )
     return XformersAttention(fmha, backend.dependent_launch)
 

@@ -71,10 +71,10 @@ class EngineConfig(BaseModel):
         description="Memory of the KV cache, such as 4GiB. Default: on CUDA what "
         "gpu-memory-utilization leaves, on CPU 40% of what is free, at most 4 GiB.",
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = Field(
         default="auto",
-        description="Numbers in the KV cache; auto: as dtype. On CPU bfloat16 holds twice the "
-        "tokens in the same memory, a little less exactly.",
+        description="Numbers in the KV cache; auto: as dtype. On CPU bfloat16, on CUDA fp8 (e4m3) "
+        "holds twice the tokens in the same memory, less exactly.",
     )
     swap_space: ByteSize | None = Field(
         default=None,

@@ -41,13 +41,14 @@ class CacheEngine:
         self.block_size = block_size
         self.num_cpu_blocks = num_cpu_blocks
         self._device = device
+        # Blocks of fp8 are copied as bytes: torch copies no fp8 by index.
         self._pool = torch.empty(
             (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
-            dtype=dtype,
+            dtype=torch.uint8 if dtype.itemsize == 1 else dtype,
             device=device,
         )
-        self.key_caches = [layer[0] for layer in self._pool.unbind(0)]
-        self.value_caches = [layer[1] for layer in self._pool.unbind(0)]
+        self.key_caches = [layer[0].view(dtype) for layer in self._pool.unbind(0)]
+        self.value_caches = [layer[1].view(dtype) for layer in self._pool.unbind(0)]
         self._swap = _SwapSpace(self._pool, num_cpu_blocks)
 
     def clear(self) -> None:

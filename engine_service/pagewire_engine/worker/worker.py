@@ -51,7 +51,7 @@ class Worker:
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
         self._dtype = _dtype(config.dtype, self._description, self._device)
-        self._cache_dtype = _DTYPES.get(config.kv_cache_dtype, self._dtype)
+        self._cache_dtype = _cache_dtype(config.kv_cache_dtype, self._dtype, self._device)
         head_dim = head_dim_of(self._description.hf_config)
         self._kernels = Kernels(config.attention_backend, self._device, head_dim)
         self._model = self._load_model(files)
@@ -290,6 +290,26 @@ def _dtype(name: str, description: ModelDescription, device: torch.device) -> to
     if isinstance(own, str):
         own = _DTYPES.get(own)
     return own if isinstance(own, torch.dtype) else torch.bfloat16
+
+
+def _cache_dtype(name: str, own: torch.dtype, device: torch.device) -> torch.dtype:
+    """What keys and values are kept in; `own` is what the model computes in.
+
+    Raises:
+        InvalidArgumentError: fp8 where no kernel reads it.
+    """
+    if name != "fp8":
+        return _DTYPES.get(name, own)
+    if device.type != "cuda":
+        raise InvalidArgumentError(
+            "kv_cache_dtype", "fp8 needs a CUDA device; on CPU bfloat16 is the smallest"
+        )
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        raise InvalidArgumentError(
+            "kv_cache_dtype",
+            f"fp8 needs a GPU of compute capability 8.9 or later, and {device} is older; use auto",
+        )
+    return torch.float8_e4m3fn
 
 
 def _quantizes(config: EngineConfig, device: torch.device) -> bool:

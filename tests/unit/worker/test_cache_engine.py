@@ -37,6 +37,15 @@ def test_blocks_are_copied_in_every_layer_and_nothing_else_changes() -> None:
     assert torch.equal(_contents(cache), before[[2, 1, 2, 3, 1, 1]])
 
 
+def test_blocks_of_fp8_are_copied_and_swapped_as_they_are() -> None:
+    cache = _filled(6, num_cpu_blocks=2, dtype=torch.float8_e4m3fn)
+    before = _contents(cache).view(torch.uint8)
+    cache.copy_blocks([(1, 4)])
+    cache.swap_out([(2, 1)])
+    cache.swap_in([(1, 5)])
+    assert torch.equal(_contents(cache).view(torch.uint8), before[[0, 1, 2, 3, 1, 2]])
+
+
 def test_bytes_of_a_block_are_what_the_pool_takes() -> None:
     cache = CacheEngine(SHAPE, 6, 5, torch.bfloat16, CPU)
     taken = sum(t.numel() * t.element_size() for t in [*cache.key_caches, *cache.value_caches])

@@ -172,6 +172,11 @@ def test_a_cache_of_smaller_numbers_holds_more_blocks(tiny_llama: Path) -> None:
     assert (info.num_blocks, info.num_cpu_blocks, info.dtype) == (40, 40, "bfloat16")
 
 
+def test_a_cache_of_fp8_needs_a_gpu(tiny_llama: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="kv_cache_dtype: fp8 needs a CUDA device"):
+        _worker(tiny_llama, kv_cache_dtype="fp8")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_runs(tiny_llama: Path, dtype: str) -> None:
     worker = _worker(tiny_llama, dtype=dtype, num_gpu_blocks_override=64)
