@@ -14,6 +14,7 @@ from pagewire_engine.cpus import model_threads
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.queues import SchedulerSettings
+from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import WorkerInfo
 
 
@@ -58,15 +59,22 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         PagewireError: the settings, the model or its files can't be served; the message says why.
     """
     limit_threads(config.num_threads)
-    # Late: they load torch, which reads the thread counts once.
-    from pagewire_engine.executor.single_process import SingleProcessExecutor
-    from pagewire_engine.model_files import load_description, resolve_model
+    times = StartupTimes()
+    with times.phase("imports"):
+        # Late: they load torch, which reads the thread counts once.
+        from pagewire_engine.executor.single_process import SingleProcessExecutor
+        from pagewire_engine.model_files import load_description, resolve_model
+        from pagewire_engine.worker.device import wake_device
 
+    # Beside what is read and imported next.
+    wake_device(config.device)
     files = resolve_model(config)
     source = str(files.gguf or files.path)
     report(f"loading {config.model}" + (f" from {source}" if source != config.model else ""))
-    description = load_description(files, config)
-    tokenizer_files = _tokenizer_files(config, files.path, files.gguf)
+    with times.phase("description"):
+        description = load_description(files, config)
+    with times.phase("tokenizer"):
+        tokenizer_files = _tokenizer_files(config, files.path, files.gguf)
     executor = SingleProcessExecutor(config, files)
     try:
         info = executor.info()
@@ -74,6 +82,8 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     except BaseException:
         executor.shutdown()
         raise
+    times.add(info.startup_s)
+    report(f"loaded in {times}")
     return BuiltEngine(
         engine=engine,
         executor=executor,

@@ -166,6 +166,7 @@ class WorkerInfo:
         num_blocks: KV blocks in the pool.
         block_size: tokens a block holds.
         num_cpu_blocks: blocks of host memory that swapped requests may take.
+        startup_s: seconds that the phases of loading took, by name.
     """
 
     architecture: str
@@ -176,3 +177,4 @@ class WorkerInfo:
     num_blocks: int
     block_size: int
     num_cpu_blocks: int = 0
+    startup_s: dict[str, float] = field(default_factory=dict, compare=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -12,6 +13,9 @@ from pagewire_engine.models.base import KVShape
 # Blocks pass to and from host memory through a buffer of at most so many bytes: when blocks have to
 # be swapped out, no memory is left on the device for a copy of all of them.
 _STAGING_BYTES = 32 << 20
+_HOST_PIECE_BYTES = 256 << 20
+
+logger = logging.getLogger(__name__)
 
 
 class CacheEngine:
@@ -96,7 +100,7 @@ class _SwapSpace:
         # [blocks, layers, 2, block_size, num_kv_heads, head_dim], a view
         self._blocks = pool.movedim(2, 0)
         block_shape = self._blocks.shape[1:]
-        self._host = torch.empty((num_blocks, *block_shape), dtype=pool.dtype, pin_memory=on_cuda)
+        self._host = _HostBlocks(num_blocks, block_shape, pool.dtype, pinned=on_cuda)
         block_bytes = block_shape.numel() * pool.dtype.itemsize
         self._chunk = min(staging_bytes(block_bytes) // block_bytes, num_blocks)
         self._staging = torch.empty(
@@ -114,20 +118,16 @@ class _SwapSpace:
             staged = self._staging[: len(chunk)]
             torch.index_select(self._blocks, 0, sources, out=staged)
             with self._transfers():
-                for first, host, count in _runs([cpu_block for _, cpu_block in chunk]):
-                    self._host[host : host + count].copy_(
-                        staged[first : first + count], non_blocking=True
-                    )
+                for first, held in self._host.runs([cpu_block for _, cpu_block in chunk]):
+                    held.copy_(staged[first : first + len(held)], non_blocking=True)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         for chunk in self._chunks(pairs):
             destinations = _indexes([device_block for _, device_block in chunk], self._device)
             staged = self._staging[: len(chunk)]
             with self._transfers():
-                for first, host, count in _runs([cpu_block for cpu_block, _ in chunk]):
-                    staged[first : first + count].copy_(
-                        self._host[host : host + count], non_blocking=True
-                    )
+                for first, held in self._host.runs([cpu_block for cpu_block, _ in chunk]):
+                    staged[first : first + len(held)].copy_(held, non_blocking=True)
             self._after_transfers()
             self._blocks.index_copy_(0, destinations, staged)
 
@@ -149,6 +149,48 @@ class _SwapSpace:
         """What is computed from here on is computed after the transfers so far."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+class _HostBlocks:
+    """Blocks in host memory. On CUDA it is locked, which takes a second for some gigabytes: it is
+    allocated a piece at a time, when a block of the piece is first used."""
+
+    def __init__(
+        self, num_blocks: int, block_shape: torch.Size, dtype: torch.dtype, *, pinned: bool
+    ) -> None:
+        self._block_shape = block_shape
+        self._dtype = dtype
+        self._pinned = pinned
+        block_bytes = block_shape.numel() * dtype.itemsize
+        self._piece = max(_HOST_PIECE_BYTES // block_bytes, 1)
+        self._num_blocks = num_blocks
+        self._pieces: dict[int, torch.Tensor] = {}
+
+    def runs(self, blocks: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """The memory of these blocks, [count, *block_shape] for each run of neighbours in a piece,
+        with the index in `blocks` of the run's first."""
+        for first, block, count in _runs(blocks):
+            last = block + count
+            while block < last:
+                number, offset = divmod(block, self._piece)
+                held = self._allocated(number)[offset : offset + last - block]
+                yield first, held
+                first, block = first + len(held), block + len(held)
+
+    def _allocated(self, number: int) -> torch.Tensor:
+        if number not in self._pieces:
+            count = min(self._piece, self._num_blocks - number * self._piece)
+            self._pieces[number] = self._new((count, *self._block_shape))
+        return self._pieces[number]
+
+    def _new(self, shape: tuple[int, ...]) -> torch.Tensor:
+        try:
+            return torch.empty(shape, dtype=self._dtype, pin_memory=self._pinned)
+        except RuntimeError as error:
+            if not self._pinned:
+                raise
+            logger.warning("no more host memory can be locked, swapping is slower: %s", error)
+            return torch.empty(shape, dtype=self._dtype)
 
 
 def bytes_per_block(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:

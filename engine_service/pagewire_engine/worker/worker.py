@@ -15,8 +15,10 @@ from pagewire_engine.model_files import ModelDescription, ModelFiles, load_descr
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.rotary import head_dim_of
 from pagewire_engine.models.weight_loading import load_model
+from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, staging_bytes
+from pagewire_engine.worker.device import find_device
 from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.largest_step import largest_step
 from pagewire_engine.worker.memory import (
@@ -27,6 +29,7 @@ from pagewire_engine.worker.memory import (
     measure_largest_step,
 )
 from pagewire_engine.worker.model_runner import ModelRunner
+from pagewire_kernels.warm_up import WarmUpShapes
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +49,28 @@ class Worker:
             PagewireError: the model, its files or the settings can't be served.
         """
         self._config = config
-        self._device = _device(config.device)
+        self._times = StartupTimes()
+        with self._times.phase("device"):
+            self._device = find_device(config.device)
         if self._device.type == "cpu":
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
         self._dtype = _dtype(config.dtype, self._description, self._device)
         self._cache_dtype = _cache_dtype(config.kv_cache_dtype, self._dtype, self._device)
         head_dim = head_dim_of(self._description.hf_config)
-        self._kernels = Kernels(config.attention_backend, self._device, head_dim)
-        self._model = self._load_model(files)
-        self._num_blocks = self.profile_num_available_blocks()
+        with self._times.phase("kernels"):
+            self._kernels = Kernels(config.attention_backend, self._device, head_dim)
+        compiling = self._kernels.compile_ahead(self._warm_up_shapes())
+        with self._times.phase("weights"):
+            self._model = self._load_model(files)
+        with self._times.phase("compiling"):
+            compiling.result()
+        with self._times.phase("largest step"):
+            self._num_blocks = self.profile_num_available_blocks()
         self._num_cpu_blocks = self._num_blocks_of_swap_space()
         self._max_model_len = self._longest_sequence()
-        self._runner = self._new_runner(self._allocate_cache())
+        with self._times.phase("KV blocks"):
+            self._runner = self._new_runner(self._allocate_cache())
         logger.info(
             "%s in %s on %s, %s attention, %d KV blocks of %d tokens in %s and %d in host memory, "
             "sequences up to %d tokens",
@@ -84,6 +96,7 @@ class Worker:
             num_blocks=self._num_blocks,
             block_size=self._config.block_size,
             num_cpu_blocks=self._num_cpu_blocks,
+            startup_s=self._times.seconds,
         )
 
     @property
@@ -236,6 +249,29 @@ class Worker:
                 field="model",
             ) from error
 
+    def _warm_up_shapes(self) -> WarmUpShapes:
+        config, model = self._config, self._description.hf_config
+        window = getattr(model, "sliding_window", None)
+        num_heads = model.num_attention_heads
+        return WarmUpShapes(
+            device=self._device,
+            dtype=self._dtype,
+            cache_dtype=self._cache_dtype,
+            hidden_size=model.hidden_size,
+            intermediate_size=getattr(model, "intermediate_size", 0),
+            vocab_size=self._description.vocab_size,
+            num_heads=num_heads,
+            num_kv_heads=getattr(model, "num_key_value_heads", num_heads),
+            head_dim=head_dim_of(model),
+            sliding_windows=(None,) if window is None else (None, window),
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=(
+                config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[self._device.type]
+            ),
+            max_model_len=self._description.max_model_len,
+        )
+
     def _allocate_cache(self) -> CacheEngine:
         try:
             return self._new_cache(self._num_blocks, self._num_cpu_blocks)
@@ -267,18 +303,6 @@ class Worker:
             eos_token_ids=self._description.eos_token_ids,
             device=self._device,
         )
-
-
-def _device(name: str) -> torch.device:
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise FailedPreconditionError(
-            "no CUDA device is usable here (torch.cuda.is_available() is False); use --device cpu, "
-            "or install a CUDA build of torch",
-            field="device",
-        )
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _dtype(name: str, description: ModelDescription, device: torch.device) -> torch.dtype:

@@ -59,6 +59,7 @@ def test_blocks_come_back_from_host_memory_bit_by_bit(
 ) -> None:
     block_bytes = bytes_per_block(SHAPE, BLOCK_SIZE, dtype)
     monkeypatch.setattr(cache_engine, "_STAGING_BYTES", blocks_of_buffer * block_bytes)
+    monkeypatch.setattr(cache_engine, "_HOST_PIECE_BYTES", 2 * block_bytes)
     cache = _filled(8, num_cpu_blocks=6, dtype=dtype)
     before = _contents(cache)
     cache.swap_out([(7, 0), (1, 1), (2, 2), (5, 5), (0, 3)])
@@ -68,6 +69,24 @@ def test_blocks_come_back_from_host_memory_bit_by_bit(
     after = _contents(cache)
     assert torch.equal(after[[0, 1, 2, 6, 7]], before[[7, 5, 2, 0, 1]])
     assert after[[3, 4, 5]].isnan().all()
+
+
+def test_host_memory_is_allocated_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[tuple[int, ...]] = []
+
+    def new(blocks: object, shape: tuple[int, ...]) -> torch.Tensor:
+        pieces.append(shape)
+        return torch.empty(shape)
+
+    monkeypatch.setattr(cache_engine._HostBlocks, "_new", new)
+    block_bytes = bytes_per_block(SHAPE, BLOCK_SIZE, torch.float32)
+    monkeypatch.setattr(cache_engine, "_HOST_PIECE_BYTES", 4 * block_bytes)
+    cache = _filled(6, num_cpu_blocks=10)
+    assert pieces == []
+    cache.swap_out([(0, 9), (1, 0)])
+    assert [shape[0] for shape in pieces] == [2, 4]
+    cache.swap_in([(9, 2), (0, 3)])
+    assert len(pieces) == 2
 
 
 def test_a_swap_touches_no_other_block() -> None:

@@ -114,7 +114,7 @@ def test_a_device_without_kernels_is_refused(
 ) -> None:
     write_tiny_model(tmp_path, "llama-llama3-rope-tied")
     config = EngineConfig(model=str(tmp_path), quantization="int8")
-    monkeypatch.setattr(worker_module, "_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(worker_module, "find_device", lambda name: torch.device("cuda", 0))
     with pytest.raises(FailedPreconditionError, match=r"quantization.*CPUs only.*--device cpu"):
         Worker(config, resolve_model(config))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -16,7 +17,12 @@ from pagewire.config import EngineConfig
 from pagewire_engine.model_files import load_description, resolve_model
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.errors import ModelFileError
-from pagewire_engine.models.weight_loading import load_model
+from pagewire_engine.models.weight_loading import (
+    load_model,
+    loader,
+    safetensors_source,
+    staging,
+)
 from tests.fakes.step_driver import CPU, load
 from tests.fakes.tiny_gguf import write_tiny_gguf
 from tests.fakes.tiny_models import tiny_reference, write_tiny_model
@@ -63,6 +69,56 @@ def test_shards_named_by_an_index_are_one_checkpoint(folder: Path) -> None:
     assert _same(load(folder)[0], whole)
     (folder / "b.safetensors").unlink()
     with pytest.raises(ModelFileError, match=r"lacks b\.safetensors.*download"):
+        load(folder)
+
+
+def _sharded(folder: Path) -> None:
+    """The same weights in three files, some of them in other dtypes."""
+    weights = load_file(folder / FILE)
+    names = sorted(weights)
+    for number in range(3):
+        part = {name: weights[name] for name in names[number::3]}
+        if number:
+            part = {name: value.to(torch.bfloat16) for name, value in part.items()}
+        save_file(part, folder / f"{number}.safetensors")
+    (folder / FILE).unlink()
+
+
+@pytest.mark.parametrize("buffer_bytes", [8, 100, 1 << 20])
+def test_several_readers_load_what_one_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
+) -> None:
+    """As for a GPU, whose files are read by several threads through small buffers."""
+    _sharded(folder)
+    one = load(folder, dtype=torch.bfloat16)[0]
+    monkeypatch.setitem(loader._READERS, "cpu", 4)
+    monkeypatch.setattr(staging, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(safetensors_source, "BUFFER_BYTES", buffer_bytes)
+    assert _same(load(folder, dtype=torch.bfloat16)[0], one)
+
+
+def test_several_readers_of_a_gguf_load_what_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_tiny_gguf(file, tiny_reference("qwen2-unused-window-tied"))
+    one = load(file)[0]
+    monkeypatch.setitem(loader._READERS, "cpu", 4)
+    assert _same(load(file)[0], one)
+
+
+def test_a_file_that_shrinks_while_several_read_it_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loader._READERS, "cpu", 4)
+    read_all = loader._read_all
+
+    def shrink(*arguments: Any) -> Any:
+        os.truncate(folder / FILE, 4000)
+        return read_all(*arguments)
+
+    monkeypatch.setattr(loader, "_read_all", shrink)
+    with pytest.raises(ModelFileError, match="cut short"):
         load(folder)
 
 

@@ -12,7 +12,10 @@ _LIMIT = 0.02
 
 
 class DummySource:
-    """Tensors of the shapes a model asks for."""
+    """Tensors of the shapes a model asks for, made on the device they are for: a device of another
+    type makes other numbers of the same seed."""
+
+    reads_in_parallel = False
 
     def __init__(self, places: dict[str, torch.Tensor], seed: int) -> None:
         self._shapes = {name: tuple(place.shape) for name, place in places.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +26,8 @@ Values = npt.NDArray[np.float32]
 class GGUFSource:
     """The tensors of one GGUF file of the llama, qwen2 or qwen3 architecture."""
 
+    reads_in_parallel = True
+
     def __init__(self, path: Path) -> None:
         """Reads the head.
 
@@ -38,7 +41,7 @@ class GGUFSource:
         self._head_counts = _head_counts(head.metadata)
         self._tensors = {hf_tensor_name(tensor.name): tensor for tensor in head.tensors}
         self._divisors = self._tensors.pop(ROPE_DIVISORS, None)
-        self._file = path.open("rb", buffering=0)
+        self._file = os.open(path, os.O_RDONLY)
         size = path.stat().st_size
         for tensor in head.tensors:
             if tensor.offset + self._num_bytes(tensor) > size:
@@ -73,7 +76,7 @@ class GGUFSource:
         return [float(value) for value in self._whole(self._divisors)]
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._file)
 
     def _rows(self, tensor: GGUFTensor) -> Iterable[tuple[int, Values]]:
         """fp32 values of a few rows at a time, with the first's index. A vector is one row."""
@@ -81,11 +84,10 @@ class GGUFSource:
         num_rows, *row_shape = tensor.shape if len(tensor.shape) > 1 else (1, *tensor.shape)
         rows = max(1, _CHUNK_ELEMENTS // math.prod(row_shape))
         row_bytes = self._num_bytes(tensor) // num_rows
-        self._file.seek(tensor.offset)
         for start in range(0, num_rows, rows):
             count = min(rows, num_rows - start)
-            raw = np.fromfile(self._file, dtype=np.uint8, count=count * row_bytes)
-            if len(raw) != count * row_bytes:
+            raw = np.empty(count * row_bytes, dtype=np.uint8)
+            if os.preadv(self._file, [raw.data], tensor.offset + start * row_bytes) != len(raw):
                 raise ModelFileError(f"{self._path} is cut short; download it again", field="model")
             # As one long row, since gguf works on 16 rows at a time, which is slow for short ones.
             values = np.asarray(dequantize(raw[None], kind), dtype=np.float32)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -25,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 _HEAD = "lm_head.weight"
 _SHOWN = 5
+# Threads that read files, by device. On CPU one: a second would compete with what packs weights.
+_READERS = {"cpu": 1, "cuda": 8}
+# Tensors that may be read before the first of them is packed, by reader.
+_AHEAD = 2
 
 
 def load_model(
@@ -87,8 +94,22 @@ def fill(
     """
     _untie_if_different(model, source)
     places = model.checkpoint_tensors()
+    names = _names_of_places(model, source, places)
     unfinished = _Unfinished(model, dense or TorchDense(), quantize)
-    filled: dict[str, str] = {}
+    for place_name in _read_all(source, names, places):
+        unfinished.filled(place_name)
+    model.use_kernels(unfinished.dense)
+
+
+def _names_of_places(
+    model: CausalLM, source: TensorSource, places: dict[str, torch.Tensor]
+) -> dict[str, str]:
+    """The source's name of each place, in the source's order.
+
+    Raises:
+        ModelFileError: as `fill` does.
+    """
+    names: dict[str, str] = {}
     extra = []
     for name in source.names():
         place_name = _place_name(model, name, places)
@@ -96,9 +117,9 @@ def fill(
             if not _is_harmless(model, name):
                 extra.append(name)
             continue
-        if place_name in filled:
+        if place_name in names:
             raise ModelFileError(
-                f"{source.where(name)} holds both {filled[place_name]} and {name}", field="model"
+                f"{source.where(name)} holds both {names[place_name]} and {name}", field="model"
             )
         place = places[place_name]
         if source.shape(name) != tuple(place.shape):
@@ -107,14 +128,42 @@ def fill(
                 f"config asks for {list(place.shape)}; config and weights are of different models",
                 field="model",
             )
-        source.read_into(name, place)
-        filled[place_name] = name
-        # A view of a weight that is packed now would keep its memory.
-        del place
-        places[place_name] = torch.empty(0)
-        unfinished.filled(place_name)
-    _check_complete(extra, [name for name in places if name not in filled])
-    model.use_kernels(unfinished.dense)
+        names[place_name] = name
+    _check_complete(extra, [name for name in places if name not in names])
+    return names
+
+
+def _read_all(
+    source: TensorSource, names: dict[str, str], places: dict[str, torch.Tensor]
+) -> Iterator[str]:
+    """Reads every tensor to its place, and yields the places' names in order, as they are filled.
+
+    Places are taken out of `places`: a view of a weight that is packed then would keep its memory.
+    """
+    device = next(iter(places.values())).device
+    num_readers = _READERS[device.type] if source.reads_in_parallel else 1
+    if num_readers == 1:
+        for place_name, name in names.items():
+            source.read_into(name, places.pop(place_name))
+            yield place_name
+        return
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # readers have streams of their own
+    under_way: deque[tuple[str, Future[None]]] = deque()
+    with ThreadPoolExecutor(num_readers, thread_name_prefix="weights") as pool:
+        for place_name, name in names.items():
+            if len(under_way) == _AHEAD * num_readers:
+                yield _landed(under_way)
+            future = pool.submit(source.read_into, name, places.pop(place_name))
+            under_way.append((place_name, future))
+        while under_way:
+            yield _landed(under_way)
+
+
+def _landed(under_way: deque[tuple[str, Future[None]]]) -> str:
+    name, future = under_way.popleft()
+    future.result()
+    return name
 
 
 class _Unfinished:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from pagewire_engine.models.errors import ModelFileError
+from pagewire_engine.models.weight_loading.staging import BUFFER_BYTES, Staging
 
 _DTYPES = {
     "F64": torch.float64,
@@ -30,7 +33,6 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _MAX_HEADER = 100_000_000
-_CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class _Entry:
 class SafetensorsSource:
     """One file, or the shards that an index names."""
 
+    reads_in_parallel = True
+
     def __init__(self, folder: Path) -> None:
         """Reads and checks the headers.
 
@@ -52,7 +56,9 @@ class SafetensorsSource:
             ModelFileError: a file is missing, cut short or inconsistent.
         """
         self._entries: dict[str, _Entry] = {}
-        self._files: dict[Path, BinaryIO] = {}
+        self._files: dict[Path, int] = {}
+        self._lock = threading.Lock()
+        self._of_thread = threading.local()
         for path in _shards(folder):
             for name, entry in _read_header(path).items():
                 if name in self._entries:
@@ -70,40 +76,52 @@ class SafetensorsSource:
 
     def read_into(self, name: str, place: torch.Tensor) -> None:
         entry = self._entries[name]
-        if place.dtype == entry.dtype and place.is_contiguous() and place.device.type == "cpu":
-            self._read(entry, 0, place.view(-1))
-            return
-        if not place.is_contiguous() or not entry.shape:
+        if not place.is_contiguous():
             whole = torch.empty(entry.shape, dtype=entry.dtype)
             self._read(entry, 0, whole.view(-1))
             place.copy_(whole)
             return
-        row_bytes = entry.size // max(entry.shape[0], 1)
-        rows = max(1, _CHUNK_BYTES // max(row_bytes, 1))
-        for start in range(0, entry.shape[0], rows):
-            part = place[start : start + rows]
-            buffer = torch.empty(part.shape, dtype=entry.dtype)
-            self._read(entry, start * row_bytes, buffer.view(-1))
-            part.copy_(buffer)
+        flat = place.view(-1)
+        if place.dtype == entry.dtype and place.device.type == "cpu":
+            self._read(entry, 0, flat)
+            return
+        staging = self._staging_of_thread(place.device)
+        count = BUFFER_BYTES // entry.dtype.itemsize
+        for start in range(0, len(flat), count):
+            part = flat[start : start + count]
+            buffer = staging.buffer(len(part), entry.dtype)
+            self._read(entry, start * entry.dtype.itemsize, buffer)
+            staging.copy(buffer, part)
+        staging.finish()
 
     def close(self) -> None:
         for file in self._files.values():
-            file.close()
+            os.close(file)
         self._files.clear()
+        self._of_thread = threading.local()
+
+    def _staging_of_thread(self, device: torch.device) -> Staging:
+        if not hasattr(self._of_thread, "staging"):
+            self._of_thread.staging = Staging(device)
+        staging: Staging = self._of_thread.staging
+        return staging
 
     def _read(self, entry: _Entry, offset: int, flat: torch.Tensor) -> None:
         """Fills a contiguous flat CPU tensor with the bytes at `offset` of the tensor."""
-        if entry.path not in self._files:
-            self._files[entry.path] = entry.path.open("rb")
-        file = self._files[entry.path]
-        file.seek(entry.offset + offset)
         view = flat.view(torch.uint8).numpy().data
         filled = 0
         while filled < len(view):
-            count = file.readinto(view[filled:])  # type: ignore[attr-defined]  # BufferedReader
+            start = entry.offset + offset + filled
+            count = os.preadv(self._file(entry.path), [view[filled:]], start)
             if not count:
                 raise _corrupt(entry.path, "it is cut short")
             filled += count
+
+    def _file(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = os.open(path, os.O_RDONLY)
+            return self._files[path]
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -9,7 +9,13 @@ import torch
 
 
 class TensorSource(Protocol):
-    """The tensors of a checkpoint, by Hugging Face name, read one at a time."""
+    """The tensors of a checkpoint, by Hugging Face name.
+
+    Attributes:
+        reads_in_parallel: whether several threads may read at a time.
+    """
+
+    reads_in_parallel: bool
 
     def names(self) -> Iterable[str]:
         """All of them, in the order of the file."""
