@@ -6,8 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from pagewire_engine.models.llama import LlamaForCausalLM
+from pagewire_kernels.torch_attention import TorchAttention
 from tests.fakes.step_driver import StepDriver, load
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -42,6 +45,26 @@ def test_logits_and_greedy_tokens_equal_transformers(tiny: tuple[Path, Any], bac
         # what greedy decoding gives there.
         assert output == expected[len(prompt) - 1 :].argmax(-1).tolist()
         assert (ours - expected).abs().max() < TOLERANCE
+
+
+def test_a_backend_may_rotate_while_it_writes(
+    tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reference = tiny
+    model, description = load(folder)
+    prompt = _prompts()[0]
+    calls = []
+    rotate_and_write = TorchAttention.rotate_and_write
+
+    def counted(self: TorchAttention, *arguments: torch.Tensor) -> torch.Tensor:
+        calls.append(len(arguments))
+        return rotate_and_write(self, *arguments)
+
+    monkeypatch.setattr(TorchAttention, "fuses_rotation", True)
+    monkeypatch.setattr(TorchAttention, "rotate_and_write", counted)
+    _, logits = StepDriver(model, description.vocab_size).greedy([prompt], 1)
+    assert (logits[0] - _reference_logits(reference, prompt)).abs().max() < TOLERANCE
+    assert bool(calls) == isinstance(model, LlamaForCausalLM)
 
 
 def test_every_parameter_holds_the_checkpoints_values(tiny: tuple[Path, Any]) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pagewire_kernels import ops
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
 from pagewire_kernels.dense import DenseBackend, TorchDense
 from pagewire_kernels.quantization import quantize_int8
@@ -34,6 +36,28 @@ class ForwardContext:
     metadata: AttentionMetadata
     key_caches: list[torch.Tensor]
     value_caches: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Where a step's tokens stand, and the angles of every position.
+
+    Attributes:
+        positions: int64 [T].
+        cos: fp32 [max_positions, head_dim / 2].
+        sin: the same.
+        dtype: of queries and keys.
+    """
+
+    positions: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    dtype: torch.dtype
+
+    @cached_property
+    def angles(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens' cosines and sines as DenseBackend.rotate takes them; looked up once."""
+        return ops.gather_rotation(self.cos, self.sin, self.positions, self.dtype)
 
 
 class KernelUser(nn.Module):
@@ -225,8 +249,16 @@ class PagedAttention(nn.Module):
         key: torch.Tensor,
         value: torch.Tensor,
         context: ForwardContext,
+        rotation: Rotation | None = None,
     ) -> torch.Tensor:
-        """query [T, num_heads, head_dim], key and value [T, num_kv_heads, head_dim].
+        """Writes and attends.
+
+        Args:
+            query: [T, num_heads, head_dim].
+            key: [T, num_kv_heads, head_dim].
+            value: the same.
+            context: the step's.
+            rotation: what query and key are to be turned by on their way; they may be overwritten.
 
         Returns:
             [T, num_heads * head_dim].
@@ -234,7 +266,12 @@ class PagedAttention(nn.Module):
         key_cache = context.key_caches[self.layer_index]
         value_cache = context.value_caches[self.layer_index]
         metadata, backend = context.metadata, context.backend
-        backend.write_kv(key, value, key_cache, value_cache, metadata.slot_mapping)
+        caches = (key_cache, value_cache, metadata.slot_mapping)
+        if rotation is None:
+            backend.write_kv(key, value, *caches)
+        else:
+            angles = (rotation.positions, rotation.cos, rotation.sin)
+            query = backend.rotate_and_write(query, key, value, *angles, *caches)
         attended = backend.paged_attention(
             query, key_cache, value_cache, metadata, self.scale, self.sliding_window
         )

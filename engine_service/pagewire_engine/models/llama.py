@@ -23,10 +23,11 @@ from pagewire_engine.models.layers import (
     PackedLinear,
     PagedAttention,
     RMSNorm,
+    Rotation,
 )
 from pagewire_engine.models.rotary import RotaryTable, head_dim_of
 
-Rotation = tuple[torch.Tensor, torch.Tensor]
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class LlamaAttention(KernelUser):
@@ -63,16 +64,28 @@ class LlamaAttention(KernelUser):
     ) -> torch.Tensor:
         """residual + attention over its norm, in place of the residual."""
         qkv = self.qkv_proj.after_norm(norm, residual).view(len(residual), -1, self.head_dim)
-        num_rotated = self.num_heads + self.num_kv_heads
-        value = qkv[:, num_rotated:]
-        if self.norms_heads:
-            query = self.dense.rotate(self.q_norm(qkv[:, : self.num_heads]), *rotation)
-            key = self.dense.rotate(self.k_norm(qkv[:, self.num_heads : num_rotated]), *rotation)
+        if context.backend.fuses_rotation:
+            attended = self.attention(*self._heads(qkv), context, rotation)
         else:
-            rotated = self.dense.rotate(qkv[:, :num_rotated], *rotation)
-            query, key = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
-        attended = self.attention(query, key, value, context)
+            attended = self.attention(*self._rotated_heads(qkv, *rotation.angles), context)
         return self.o_proj.added_to(residual, attended)
+
+    def _heads(self, qkv: torch.Tensor) -> Heads:
+        """Query, key and value of [T, all heads, head_dim], normed if this model norms them."""
+        num_rotated = self.num_heads + self.num_kv_heads
+        query, key = qkv[:, : self.num_heads], qkv[:, self.num_heads : num_rotated]
+        if self.norms_heads:
+            query, key = self.q_norm(query), self.k_norm(key)
+        return query, key, qkv[:, num_rotated:]
+
+    def _rotated_heads(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Heads:
+        """The same with query and key rotated, at once where they still lie side by side."""
+        if self.norms_heads:
+            query, key, value = self._heads(qkv)
+            return self.dense.rotate(query, cos, sin), self.dense.rotate(key, cos, sin), value
+        num_rotated = self.num_heads + self.num_kv_heads
+        rotated = self.dense.rotate(qkv[:, :num_rotated], cos, sin)
+        return rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
 
 
 class LlamaMLP(nn.Module):

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from pagewire_engine.models.errors import UnsupportedModelError
-from pagewire_engine.models.layers import KernelUser
-from pagewire_kernels import ops
+from pagewire_engine.models.layers import KernelUser, Rotation
 
 _SCALED = ("linear", "dynamic", "yarn", "longrope", "llama3")
 
@@ -34,10 +33,9 @@ class RotaryTable(KernelUser):
         self.cos = nn.Buffer(cos.to(device), persistent=False)
         self.sin = nn.Buffer(sin.to(device), persistent=False)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [T] to cos [T, 1, head_dim] and sin [T, 1, head_dim / 2], for ops.rotate."""
-        dtype = self.dense.activations(self.dtype)
-        return ops.gather_rotation(self.cos, self.sin, positions, dtype)
+    def forward(self, positions: torch.Tensor) -> Rotation:
+        """The rotation of tokens at positions int64 [T]."""
+        return Rotation(positions, self.cos, self.sin, self.dense.activations(self.dtype))
 
 
 def head_dim_of(config: Any) -> int:
