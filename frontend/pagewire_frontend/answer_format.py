@@ -32,6 +32,8 @@ class AnswerFormat:
         reasoning_opened: the prompt leaves the reasoning open.
         reasoning_begun: some of it is in the prompt.
         include_reasoning: the client wants to see it.
+        thinking_token_budget: most tokens up to the reasoning's end; None: no bound.
+        reasoning_end: what is written for the model where it would go on.
         shown_tokens: ids of control tokens that the parsers have to see.
         hidden: the texts of those.
     """
@@ -42,8 +44,23 @@ class AnswerFormat:
     reasoning_opened: bool = False
     reasoning_begun: bool = False
     include_reasoning: bool = True
+    thinking_token_budget: int | None = None
+    reasoning_end: tuple[int, ...] = ()
     shown_tokens: frozenset[int] = frozenset()
     hidden: frozenset[str] = frozenset()
+
+    def reasoning_parser(self) -> ReasoningParser | None:
+        """A new parser, for one sequence."""
+        if self.reasoning is None:
+            return None
+        return ReasoningParser(
+            self.reasoning, opened=self.reasoning_opened, begun=self.reasoning_begun
+        )
+
+    def check_beam_search(self) -> None:
+        """Raises InvalidArgumentError for what a beam search can't keep to."""
+        if self.thinking_token_budget is not None:
+            raise InvalidArgumentError("thinking_token_budget", "can't be kept by a beam search")
 
 
 def answer_format(
@@ -54,6 +71,7 @@ def answer_format(
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
     include_reasoning: bool = True,
+    thinking_token_budget: int | None = None,
 ) -> AnswerFormat | None:
     """What to look for in the answer to a rendered chat; None for nothing.
 
@@ -64,19 +82,24 @@ def answer_format(
         tool_call_parser, reasoning_parser: the operator's choice: a name, "none", or "auto", by the
             chat template.
         include_reasoning: pass the reasoning on.
+        thinking_token_budget: of how many tokens it may be.
 
     Raises:
-        InvalidArgumentError: tools are to be called, and how the model does it is not known.
+        InvalidArgumentError: tools are to be called, or reasoning is to be bounded, and how the
+            model writes them is not known.
     """
     parser = _tool_parser(rendered.template, use, tool_call_parser)
     if reasoning_parser == "auto":
         reasoning_parser = recognise_reasoning(rendered.template) or "none"
     reasoning = REASONING_FORMATS.get(reasoning_parser)
+    if thinking_token_budget is not None:
+        _check_budget(thinking_token_budget, reasoning)
     if parser is None and reasoning is None:
         return None
     markers = () if parser is None else parser.markers()
-    opened = False
+    opened, end = False, ""
     if reasoning is not None:
+        end = f"\n{reasoning.closer}\n\n"
         markers += (reasoning.opener, reasoning.closer)
         opened = reasoning.opened_in(rendered.prompt, rendered.continued)
     shown = {
@@ -92,9 +115,22 @@ def answer_format(
         reasoning_opened=opened,
         reasoning_begun=opened and rendered.continued is not None,
         include_reasoning=include_reasoning,
+        thinking_token_budget=thinking_token_budget,
+        reasoning_end=tuple(tokenizer.encode(end, add_special_tokens=False)),
         shown_tokens=frozenset(shown),
         hidden=frozenset(shown.values()),
     )
+
+
+def _check_budget(budget: int, reasoning: ReasoningFormat | None) -> None:
+    if budget < 0:
+        raise InvalidArgumentError("thinking_token_budget", "must be at least 0")
+    if reasoning is None:
+        raise InvalidArgumentError(
+            "thinking_token_budget",
+            "how this model marks its reasoning is not known; start the frontend with "
+            "--reasoning-parser NAME, or leave the budget out",
+        )
 
 
 def _tool_parser(template: str, use: ToolUse, chosen: str) -> type[ToolParser] | None:
@@ -124,11 +160,7 @@ class AnswerParser:
     def __init__(self, format_: AnswerFormat) -> None:
         self._include_reasoning = format_.include_reasoning
         self._parallel = format_.use.parallel
-        self._reasoning: ReasoningParser | None = None
-        if format_.reasoning is not None:
-            self._reasoning = ReasoningParser(
-                format_.reasoning, opened=format_.reasoning_opened, begun=format_.reasoning_begun
-            )
+        self._reasoning = format_.reasoning_parser()
         self._tools: ToolParser | None = None
         if format_.tool_parser is not None:
             self._tools = format_.tool_parser(format_.use.callable_tools, format_.hidden)

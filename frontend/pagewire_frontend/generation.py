@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,26 +17,20 @@ from pagewire.errors import (
     PagewireError,
 )
 from pagewire.sampling_params import SamplingParams
-from pagewire_frontend.answer_format import AnswerFormat, AnswerParser, answer_format
-from pagewire_frontend.best_of import ENGINE_FIELD_NAMES, BestOf
+from pagewire_frontend.answer_format import AnswerFormat, answer_format
+from pagewire_frontend.best_of import ENGINE_FIELD_NAMES
 from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
 from pagewire_frontend.engine_client.base import (
     EngineClient,
     EngineRequest,
     ModelInfo,
-    TokenDelta,
-    TokenStream,
 )
 from pagewire_frontend.errors import TokenIdsOnlyError, TooManyTokensError
-from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation_types import (
     GenerationRequest,
-    GenerationUpdate,
-    TextDelta,
 )
-from pagewire_frontend.phase_times import PhaseTimes
 from pagewire_frontend.reasoning import with_effort
-from pagewire_frontend.sequence_text import SequenceText
+from pagewire_frontend.running_generation import RunningGeneration
 from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tool_choice import ToolDefinition, ToolUse
 
@@ -176,12 +170,17 @@ class Generation:
             )
 
     def answer_format(
-        self, rendered: RenderedChat, use: ToolUse, *, include_reasoning: bool = True
+        self,
+        rendered: RenderedChat,
+        use: ToolUse,
+        *,
+        include_reasoning: bool = True,
+        thinking_token_budget: int | None = None,
     ) -> AnswerFormat | None:
         """How the answer to a rendered chat is taken apart; None: it is text and nothing else.
 
         Raises:
-            InvalidArgumentError: the tools can't be called.
+            InvalidArgumentError: the tools can't be called, or reasoning can't be bounded.
         """
         return answer_format(
             rendered,
@@ -190,6 +189,7 @@ class Generation:
             tool_call_parser=self.settings.tool_call_parser,
             reasoning_parser=self.settings.reasoning_parser,
             include_reasoning=include_reasoning,
+            thinking_token_budget=thinking_token_budget,
         )
 
     async def start(self, request: GenerationRequest) -> RunningGeneration:
@@ -204,6 +204,8 @@ class Generation:
         self.check_model(request.model)
         token_ids = await self.tokenize_prompt(request)
         params = self.resolve(request.sampling_params, len(token_ids), request.default_max_tokens)
+        if params.beam_search is not None and request.answer is not None:
+            request.answer.check_beam_search()
         request_id = request.request_id or f"gen-{secrets.token_hex(8)}"
         key = (request.tenant, request_id)
         if key in self._live:
@@ -214,21 +216,20 @@ class Generation:
         self._live.add(key)
         picks_best = params.num_candidates > params.n
         try:
-            stream = await self.client.submit(
-                EngineRequest(
-                    request_id=f"{request_id}-{secrets.token_hex(4)}",
-                    prompt_token_ids=token_ids,
-                    sampling_params=params.for_candidates() if picks_best else params,
-                    tenant=request.tenant,
-                    priority=request.priority,
-                )
+            engine_request = EngineRequest(
+                request_id=f"{request_id}-{secrets.token_hex(4)}",
+                prompt_token_ids=token_ids,
+                sampling_params=params.for_candidates() if picks_best else params,
+                tenant=request.tenant,
+                priority=request.priority,
             )
+            stream = await self.client.submit(engine_request)
         except BaseException as error:
             self._live.discard(key)
             if picks_best and isinstance(error, PagewireError):
                 error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
             raise
-        return RunningGeneration(self, key, stream, token_ids, params, request.answer)
+        return RunningGeneration(self, key, stream, engine_request, params, request.answer)
 
     async def tokenize_prompt(self, request: GenerationRequest) -> list[int]:
         """The prompt's token ids, checked.
@@ -334,138 +335,3 @@ def _over_the_context(count: str, limit: int) -> InvalidArgumentError:
         f"has {count} tokens, and the model's context of {limit} must hold the output too; "
         "shorten it",
     )
-
-
-class RunningGeneration:
-    """A live request: an async iterator of GenerationUpdate.
-
-    Iterate it to its end, or call `aclose`, which aborts what still runs. A cancelled or failed
-    iteration aborts by itself.
-    """
-
-    def __init__(
-        self,
-        generation: Generation,
-        key: tuple[str, str],
-        stream: TokenStream,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        answer: AnswerFormat | None,
-    ) -> None:
-        self.request_id = key[1]
-        self.prompt_token_ids = prompt_token_ids
-        self._generation = generation
-        self._key = key
-        self._stream = stream
-        self._deltas = aiter(stream)
-        self._best_of: BestOf | None = None
-        if params.num_candidates > params.n:
-            self._best_of = BestOf(params)
-            params = params.for_candidates()
-        self._sequences = [
-            SequenceText(
-                index,
-                generation.tokenizer_or_none,
-                prompt_token_ids,
-                params,
-                generation.model_info.eos_token_ids,
-                frozenset() if answer is None else answer.shown_tokens,
-            )
-            for index in range(params.n)
-        ]
-        self._answer = answer
-        self._answers: dict[int, AnswerParser] = {}
-        self._unfinished = params.n
-        self._next_prompt_position = 1
-        self._times = PhaseTimes()
-        self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[GenerationUpdate]:
-        return self
-
-    async def __anext__(self) -> GenerationUpdate:
-        while not self._ended:
-            try:
-                update = self._update(await anext(self._deltas))
-            except StopAsyncIteration:
-                self._end()
-                break
-            except BaseException as error:
-                self._end()
-                self._generation.in_background(self._stream.abort())
-                if self._best_of is not None and isinstance(error, PagewireError):
-                    error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
-                raise
-            if update is not None:
-                return update
-        raise StopAsyncIteration
-
-    @property
-    def num_unfinished(self) -> int:
-        """Sequences that have not ended."""
-        return self._unfinished
-
-    async def aclose(self) -> None:
-        """Aborts what still runs. Safe to call twice and after the end."""
-        if not self._ended:
-            self._end()
-            await self._stream.abort()
-
-    async def collect(self) -> FinishedGeneration:
-        """Reads to the end. Raises what the request failed with."""
-        return await collect(self)
-
-    def _update(self, deltas: list[TokenDelta]) -> GenerationUpdate | None:
-        update = GenerationUpdate([])
-        ended_here = False
-        for delta in deltas:
-            sequence = self._sequences[delta.sequence_index]
-            if delta.prompt_logprobs:
-                self._take_prompt_logprobs(update, delta)
-            if sequence.finished:
-                continue
-            text_delta = sequence.advance(delta)
-            if text_delta.token_ids or sequence.finished:
-                update.deltas.append(text_delta)
-            if delta.times is not None:
-                self._times.take(delta.times, is_end=delta.finish_reason is not None)
-            if sequence.finished:
-                self._unfinished -= 1
-                ended_here = sequence.stopped_by_string and delta.finish_reason is None
-                if ended_here:
-                    self._generation.in_background(
-                        self._stream.finish_sequence(delta.sequence_index)
-                    )
-        if self._best_of is not None:
-            self._best_of.hold(update)
-            if not self._unfinished:
-                self._best_of.release(update)
-        if self._answer is not None:
-            for text_delta in update.deltas:
-                self._take_apart(text_delta, self._answer)
-        if not self._unfinished:
-            num_tokens = max(sequence.num_tokens for sequence in self._sequences)
-            update.times = self._times.final(num_tokens=num_tokens, ended_here=ended_here)
-            self._end()
-        return update if update.deltas or update.prompt_logprobs else None
-
-    def _take_apart(self, delta: TextDelta, answer: AnswerFormat) -> None:
-        parser = self._answers.get(delta.index)
-        if parser is None:
-            parser = self._answers[delta.index] = AnswerParser(answer)
-        parser.apply(delta)
-
-    def _take_prompt_logprobs(self, update: GenerationUpdate, delta: TokenDelta) -> None:
-        known = self._next_prompt_position - delta.prompt_logprobs_start
-        new = delta.prompt_logprobs[max(known, 0) :]
-        self._next_prompt_position += len(new)
-        update.prompt_logprobs += new
-
-    def __del__(self) -> None:
-        # Dropped by a reader that did not close it: its stream ends itself; the id is free again.
-        if not self._ended:
-            self._generation.forget(self._key)
-
-    def _end(self) -> None:
-        self._ended = True
-        self._generation.forget(self._key)

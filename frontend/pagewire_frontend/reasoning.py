@@ -70,6 +70,10 @@ class ReasoningParser:
         format_: the model's.
         opened: the prompt has opened the reasoning.
         begun: there is some of it in the prompt, which white space may part from what follows.
+
+    Attributes:
+        inside: the text so far ends within the reasoning.
+        done: the reasoning is over, or there is none.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class ReasoningParser:
         self._format = format_
         self._opened = opened
         self._begun = begun
+        self.inside = opened
+        self.done = False
         self._reader = TextReader()
         self._reasoning: list[str] = []
         self._rest: list[str] = []
@@ -107,6 +113,7 @@ class ReasoningParser:
         yield from reader.skip_space()
         # Some models open what is open already.
         if (yield from reader.one_of(self._format.opener)) or self._opened:
+            self.inside = True
             if self._begun:
                 reader.rewind(0)
             else:
@@ -114,8 +121,10 @@ class ReasoningParser:
                 yield from reader.skip_space()
             yield from reader.pass_trimmed(Markers(self._format.closer), self._reasoning.append)
             reader.forget()
+            self.inside, self.done = False, True
             yield from reader.skip_space()
         else:
+            self.done = True
             reader.rewind(0)
         while True:
             self._rest.append(reader.rest())

@@ -14,12 +14,10 @@ from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedGeneration, collect
-from pagewire_frontend.generation import (
-    Generation,
-    RunningGeneration,
-)
+from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
+from pagewire_frontend.running_generation import RunningGeneration
 
 # Scrapers that come together share one question to the engine.
 _SCRAPE_INTERVAL_S = 0.2

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,10 @@ from pagewire.errors import (
 )
 from pagewire.outputs import FinishReason
 from pagewire_engine.step import StepPlan
-from pagewire_frontend.engine_client.base import EngineClient, EngineRequest
+from pagewire_frontend.engine_client.base import EngineClient, EngineRequest, PastSequence
 from pagewire_frontend.engine_client.in_process import InProcessEngineClient
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
-from tests.e2e.wire_peer import collect, request, wait_until_async
+from tests.e2e.wire_peer import Collected, collect, request, wait_until_async
 from tests.fakes.fake_engine import VOCAB_SIZE, FakeEngine, build_fake_engine, fake_config
 
 STEP_TIME_S = 0.002
@@ -91,6 +92,21 @@ async def test_all_sequences_arrive_whole_and_end_once(reached: Reached) -> None
     assert len({tuple(ids) for ids in got.token_ids.values()}) == 3
     assert {end.finish_reason for end in got.finished.values()} == {FinishReason.LENGTH}
     assert all(end.times is not None for end in got.finished.values())
+
+
+async def test_a_request_with_a_past_goes_on_from_it(reached: Reached) -> None:
+    asked = request("whole", n=2, seed=3, temperature=1.0, max_tokens=16)
+    whole = await collect(await reached.client.submit(asked))
+    past = (
+        PastSequence(whole.token_ids[0][:5]),
+        PastSequence(whole.token_ids[1], whole.finished[1].finish_reason),
+    )
+    rest = Collected()
+    rest.token_ids[0] = list(past[0].token_ids)  # what comes begins after these
+    async for deltas in await reached.client.submit(replace(asked, request_id="rest", past=past)):
+        rest.add(deltas)
+    assert list(rest.finished) == [0]
+    assert rest.token_ids == {0: whole.token_ids[0]}
 
 
 async def test_a_beam_searchs_results_arrive_together(reached: Reached) -> None:

@@ -60,6 +60,15 @@ class TokenDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class PastSequence:
+    """What a sequence has produced before its request is handed over."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    cumulative_logprob: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request in token ids.
 
@@ -70,6 +79,8 @@ class EngineRequest:
         tenant: whose quota and fair share it counts on.
         priority: lower runs first.
         adapter: "" is the base model.
+        past: of each of the n sequences, where the request was admitted before and goes on from
+            there; its stream then begins after these tokens.
     """
 
     request_id: str
@@ -78,6 +89,7 @@ class EngineRequest:
     tenant: str = ""
     priority: int = 0
     adapter: str = ""
+    past: tuple[PastSequence, ...] = ()
 
 
 class TokenStream(Protocol):

@@ -230,7 +230,7 @@ class EngineLink:
                     live.number,
                     live.request,
                     seed=live.seed,
-                    past=records if live.placed else None,
+                    past=records if live.placed or live.request.past else None,
                 )
             except TransportError as error:
                 # It may have arrived: the same number and id again are the same request.

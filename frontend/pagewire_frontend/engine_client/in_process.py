@@ -21,6 +21,7 @@ from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.servicer import tokenizer_hash
 from pagewire_engine.stats_message import stats_message, window_message
+from pagewire_engine.submission import SequencePast
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 
@@ -214,11 +215,20 @@ class InProcessEngineClient:
             request.sampling_params,
             tenant=request.tenant,
             priority=request.priority,
+            past=[
+                SequencePast(index, one.token_ids, one.finish_reason, one.cumulative_logprob)
+                for index, one in enumerate(request.past)
+            ],
+            resubmission=bool(request.past),
         )
         # A name of its own: the outputs of an aborted request and of its successor never mix.
         engine_id = f"{request.request_id}#{next(self._numbers)}"
         mailboxes = self._mailboxes
-        mailbox = Mailbox(request.sampling_params.n, on_end=lambda: _remove(mailboxes, engine_id))
+        mailbox = Mailbox(
+            request.sampling_params.n,
+            on_end=lambda: _remove(mailboxes, engine_id),
+            past=request.past,
+        )
         mailboxes[engine_id] = mailbox
         try:
             self._engine_loop.submit(replace(submission, request_id=engine_id))

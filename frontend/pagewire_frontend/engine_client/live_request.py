@@ -40,7 +40,7 @@ class LiveRequest:
         params = request.sampling_params
         # A beam search can't go on from its results: elsewhere it starts over.
         whole = params.beam_search is not None
-        self.mailbox = Mailbox(params.n, lambda: on_end(self), whole=whole)
+        self.mailbox = Mailbox(params.n, lambda: on_end(self), whole=whole, past=request.past)
         self.seed = request.sampling_params.seed
         self.placed = False
         self.session: WireSession | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from pagewire.errors import PagewireError
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
-from pagewire_frontend.engine_client.base import TokenDelta
+from pagewire_frontend.engine_client.base import PastSequence, TokenDelta
 
 
 class MissingTokensError(Exception):
@@ -29,10 +29,10 @@ class SequenceRecord:
 
     __slots__ = ("cumulative_logprob", "finish_reason", "token_ids")
 
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.cumulative_logprob = 0.0
-        self.finish_reason: FinishReason | None = None
+    def __init__(self, past: PastSequence | None = None) -> None:
+        self.token_ids: list[int] = [] if past is None else list(past.token_ids)
+        self.cumulative_logprob = 0.0 if past is None else past.cumulative_logprob
+        self.finish_reason = None if past is None else past.finish_reason
 
 
 class Mailbox:
@@ -45,6 +45,7 @@ class Mailbox:
         on_end: called once, when nothing more is expected.
         whole: keep everything from the consumer until the end, so that the request can be started
             over elsewhere at any time before.
+        past: what the sequences had produced before, which the consumer knows.
 
     Attributes:
         sequences: what has come, by index.
@@ -54,15 +55,21 @@ class Mailbox:
     """
 
     def __init__(
-        self, num_sequences: int, on_end: Callable[[], None], *, whole: bool = False
+        self,
+        num_sequences: int,
+        on_end: Callable[[], None],
+        *,
+        whole: bool = False,
+        past: Sequence[PastSequence] = (),
     ) -> None:
-        self.sequences = [SequenceRecord() for _ in range(num_sequences)]
+        self._past = past
+        self.sequences = _records(num_sequences, past)
         self.error: PagewireError | None = None
         self.num_tokens = 0
         self.progressed: asyncio.Event | None = None
         self.whole = whole
         self._on_end = on_end
-        self._open = num_sequences
+        self._open = sum(record.finish_reason is None for record in self.sequences)
         self._pending: dict[int, TokenDelta] = {}
         self._next_prompt_position = 1
         self._on_hold = False
@@ -193,10 +200,9 @@ class Mailbox:
 
     def restart(self) -> None:
         """Forgets all that came: nothing of it has been delivered, and its seed is not known."""
-        count = len(self.sequences)
-        self.sequences = [SequenceRecord() for _ in range(count)]
+        self.sequences = _records(len(self.sequences), self._past)
         self.num_tokens = 0
-        self._open = count
+        self._open = sum(record.finish_reason is None for record in self.sequences)
         self._pending = {}
         self._next_prompt_position = 1
 
@@ -231,3 +237,9 @@ class Mailbox:
             delta = TokenDelta(sequence_index=index, start=start, token_ids=[])
             self._pending[index] = delta
         return delta
+
+
+def _records(num_sequences: int, past: Sequence[PastSequence]) -> list[SequenceRecord]:
+    if past:
+        return [SequenceRecord(one) for one in past]
+    return [SequenceRecord() for _ in range(num_sequences)]

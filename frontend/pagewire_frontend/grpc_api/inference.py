@@ -198,7 +198,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             tenant=_tenant(context),
             priority=request.priority,
             answer=self._serving.generation.answer_format(
-                rendered, use, include_reasoning=_default_true(request, "include_reasoning")
+                rendered,
+                use,
+                include_reasoning=_default_true(request, "include_reasoning"),
+                thinking_token_budget=(
+                    request.thinking_token_budget
+                    if request.HasField("thinking_token_budget")
+                    else None
+                ),
             ),
         )
 

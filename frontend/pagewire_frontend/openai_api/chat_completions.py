@@ -88,7 +88,10 @@ async def _generation_request(
         tenant=tenant_of(request.headers.get("authorization")),
         priority=body.priority or 0,
         answer=generation.answer_format(
-            rendered, use, include_reasoning=body.include_reasoning is not False
+            rendered,
+            use,
+            include_reasoning=body.include_reasoning is not False,
+            thinking_token_budget=body.thinking_token_budget,
         ),
     )
 

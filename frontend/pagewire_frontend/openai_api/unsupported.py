@@ -27,7 +27,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "return_tokens_as_token_ids": (False,),
-    "thinking_token_budget": (),
     # Completions.
     "suffix": ("",),
     "prompt_embeds": (),
@@ -47,6 +46,7 @@ _NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "documents": ([],),
+    "thinking_token_budget": (),
 }
 _HINTS = {
     "functions": "use tools, its newer name",

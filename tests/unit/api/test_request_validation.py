@@ -300,6 +300,7 @@ async def test_http_refuses_known_features_that_are_not_served(
         ({"include_reasoning": 1}, "include_reasoning"),
         ({"documents": [{"text": "x"}]}, "documents"),
         ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget"),
     ],
 )
 async def test_http_refuses_wrong_tools_and_choices(
@@ -432,6 +433,7 @@ async def test_a_model_without_a_template_says_how_to_pass_one() -> None:
         ("Chat", chat_request(tool_choice={"name": "f"}), "tool_choice"),
         ("Chat", chat_request(tool_choice={"mode": 3}), "tool_choice"),
         ("Chat", chat_request(tool_choice={"mode": 9}), "tool_choice.mode"),
+        ("Chat", chat_request(thinking_token_budget=1), "thinking_token_budget"),
         ("Chat", chat_request(tools=[{"name": "f"}], tool_choice={"name": "f"}), "tool_choice"),
         (
             "Chat",
