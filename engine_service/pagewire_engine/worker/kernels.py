@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -17,7 +16,6 @@ from pagewire_kernels.background_build import BackgroundBuild, can_be_built
 from pagewire_kernels.build import KernelBuildError
 from pagewire_kernels.cpu import CpuAttention
 from pagewire_kernels.dense import DenseBackend, load_dense_backend
-from pagewire_kernels.warm_up import WarmUpShapes, compile_ahead
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +49,6 @@ class Kernels:
         if name == "auto" and device.type == "cpu" and self.attention.name != "cpu":
             self._build_if_possible()
         self.dense: DenseBackend = load_dense_backend(self.attention.name, device)
-
-    def compile_ahead(self, shapes: WarmUpShapes) -> Future[int]:
-        """Lets a thread compile what a model will launch, where the kernels are Triton's."""
-        pool = ThreadPoolExecutor(1, thread_name_prefix="compile-ahead")
-        future = pool.submit(compile_ahead, (self.attention, self.dense), shapes)
-        pool.shutdown(wait=False)
-        return future
 
     def take_built(self) -> bool:
         """Changes to the C++ kernels if a build has ended well since; whether it did so.

@@ -29,7 +29,6 @@ from pagewire_engine.worker.memory import (
     measure_largest_step,
 )
 from pagewire_engine.worker.model_runner import ModelRunner
-from pagewire_kernels.warm_up import WarmUpShapes
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +59,10 @@ class Worker:
         head_dim = head_dim_of(self._description.hf_config)
         with self._times.phase("kernels"):
             self._kernels = Kernels(config.attention_backend, self._device, head_dim)
-        compiling = self._kernels.compile_ahead(self._warm_up_shapes())
         with self._times.phase("weights"):
             self._model = self._load_model(files)
         with self._times.phase("compiling"):
-            compiling.result()
+            self._compile_ahead()
         with self._times.phase("largest step"):
             self._num_blocks = self.profile_num_available_blocks()
         self._num_cpu_blocks = self._num_blocks_of_swap_space()
@@ -249,26 +247,17 @@ class Worker:
                 field="model",
             ) from error
 
-    def _warm_up_shapes(self) -> WarmUpShapes:
-        config, model = self._config, self._description.hf_config
-        window = getattr(model, "sliding_window", None)
-        num_heads = model.num_attention_heads
-        return WarmUpShapes(
-            device=self._device,
-            dtype=self._dtype,
-            cache_dtype=self._cache_dtype,
-            hidden_size=model.hidden_size,
-            intermediate_size=getattr(model, "intermediate_size", 0),
-            vocab_size=self._description.vocab_size,
-            num_heads=num_heads,
-            num_kv_heads=getattr(model, "num_key_value_heads", num_heads),
-            head_dim=head_dim_of(model),
-            sliding_windows=(None,) if window is None else (None, window),
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=(
-                config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[self._device.type]
-            ),
+    def _compile_ahead(self) -> None:
+        if self._kernels.attention.name != "triton":
+            return
+        # Late: it loads triton, which only CUDA needs.
+        from pagewire_engine.worker.compile_ahead import compile_ahead
+
+        compile_ahead(
+            self._model,
+            self._kernels.attention,
+            self._new_cache(num_blocks=1),
+            max_num_seqs=self._config.max_num_seqs,
             max_model_len=self._description.max_model_len,
         )
 

@@ -1,15 +1,30 @@
-"""How the Triton kernels are launched."""
+"""How the Triton kernels are launched, and compiled before that."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+import triton
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire_kernels.dispatch_record import note
 
-__all__ = ["gdc_launch_dependents", "gdc_wait", "has_dependent_launch", "launch"]
+__all__ = [
+    "compiled_only",
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "has_dependent_launch",
+    "launch",
+]
+
+_MOST_COMPILERS = 16
+_only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
 
 
 def has_dependent_launch(device: torch.device) -> bool:
@@ -40,5 +55,28 @@ def launch(
         return
     if dependent:
         options["launch_pdl"] = True
+    if _only_compiles.get():
+        kernel.warmup(*arguments, grid=grid, **options)
+        return
     kernel[grid](*arguments, **options)
     note(kernel.__name__)
+
+
+@contextmanager
+def compiled_only() -> Iterator[None]:
+    """What this thread launches meanwhile is compiled and not run: nothing is written.
+
+    A launch takes no time; a pool of threads compiles, side by side, and all is compiled at the
+    end. What was compiled once is found in Triton's cache on disk. What can't be compiled is left
+    to its first real launch, which tells why.
+    """
+    threads = min(os.cpu_count() or 1, _MOST_COMPILERS)
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
+        token = _only_compiles.set(True)
+        try:
+            yield
+        finally:
+            _only_compiles.reset(token)

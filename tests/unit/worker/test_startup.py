@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import triton
 
 from pagewire.config import EngineConfig
 from pagewire_engine.build import build_engine
 from pagewire_engine.startup_times import StartupTimes
-from pagewire_engine.worker import kernels as kernels_module
-from pagewire_kernels.dense import TorchDense
-from pagewire_kernels.torch_attention import TorchAttention
-from pagewire_kernels.warm_up import WarmUpShapes, compile_ahead
-
-SHAPES = WarmUpShapes(
-    device=torch.device("cpu"),
-    dtype=torch.float32,
-    cache_dtype=torch.float32,
-    hidden_size=48,
-    intermediate_size=80,
-    vocab_size=320,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=8,
-    sliding_windows=(None,),
-    block_size=16,
-    max_num_seqs=256,
-    max_num_batched_tokens=512,
-    max_model_len=128,
-)
+from pagewire_engine.worker.cache_engine import CacheEngine
+from pagewire_engine.worker.compile_ahead import compile_ahead
+from pagewire_kernels.dispatch_record import recorded
+from pagewire_kernels.gpu.attention import TritonAttention
+from pagewire_kernels.gpu.dense import TritonDense
+from pagewire_kernels.gpu.launch import compiled_only, launch
+from tests.fakes.step_driver import load
 
 
 def test_phases_of_a_start_add_up_to_its_time() -> None:
@@ -59,48 +46,47 @@ def test_a_start_tells_where_its_time_went(tiny_llama: Path) -> None:
     assert set(built.info.startup_s) >= {"kernels", "weights", "largest step", "KV blocks"}
 
 
-class _Compiled:
-    """A backend whose kernels note that they were asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def warm_up(self, shapes: WarmUpShapes) -> list[Callable[[], object]]:
-        return [lambda n=n: self.asked.append(n) for n in range(shapes.num_kv_heads)]  # type: ignore[misc]
-
-
-class _Broken:
-    def warm_up(self, shapes: WarmUpShapes) -> list[Callable[[], object]]:
-        return [self._fail]
-
-    def _fail(self) -> None:
-        raise ValueError("no such argument")
-
-
-def test_kernels_are_asked_for_of_backends_that_have_some(caplog: pytest.LogCaptureFixture) -> None:
-    backend = _Compiled()
-    with caplog.at_level(logging.WARNING):
-        assert compile_ahead([TorchAttention(), _Broken(), backend, TorchDense()], SHAPES) == 3
-    assert backend.asked == [0, 1]
-    assert "can't be compiled ahead: no such argument" in caplog.text
-    assert compile_ahead([TorchAttention(), TorchDense()], SHAPES) == 0
-
-
-def test_kernels_are_compiled_while_weights_load(
+def test_what_a_model_launches_is_compiled_and_not_run(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The largest step waits for them: it must not be the one that compiles."""
-    seen: list[tuple[WarmUpShapes, str]] = []
+    """In bf16, as on a GPU; the launches themselves would fail here."""
+    model, _ = load(tiny_llama, dtype=torch.bfloat16)
+    attention = TritonAttention(dependent_launch=False)
+    model.use_kernels(TritonDense(torch.device("cpu")))
+    cache = CacheEngine(model.kv_shape, 1, 16, torch.bfloat16, torch.device("cpu"))
+    asked: list[str] = []
 
-    def compile_all(backends: object, shapes: WarmUpShapes) -> int:
-        seen.append((shapes, threading.current_thread().name))
-        return 0
+    def warmup(kernel: Any, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
+        assert 0 not in grid
+        asked.append(kernel.__name__)
 
-    monkeypatch.setattr(kernels_module, "compile_ahead", compile_all)
-    config = EngineConfig(
-        model=str(tiny_llama), device="cpu", skip_tokenizer_init=True, num_gpu_blocks_override=8
-    )
-    build_engine(config, lambda line: None).shutdown()
-    [(shapes, thread)] = seen
-    assert shapes == SHAPES
-    assert thread != threading.main_thread().name
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "warmup", warmup)
+    with recorded() as launched:
+        compile_ahead(model, attention, cache, max_num_seqs=16, max_model_len=128)
+    assert set(asked) >= {
+        *("dense_gemv", "dense_skinny", "rms_norm_rows", "silu_and_mul_rows"),
+        *("write_rows", "decode_split", "chunk_attention"),
+    }
+    assert not launched
+
+
+def test_launches_after_the_compiling_run() -> None:
+    ran: list[str] = []
+
+    class Kernel:
+        __name__ = "kernel"
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *arguments, **options: ran.append("launched")
+
+        def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
+            ran.append("compiled")
+
+    with compiled_only():
+        launch(Kernel(), (1,))
+        # Other threads go on launching.
+        other = threading.Thread(target=launch, args=(Kernel(), (1,)))
+        other.start()
+        other.join()
+    launch(Kernel(), (1,))
+    assert ran == ["compiled", "launched", "launched"]
