@@ -54,9 +54,9 @@ class CausalLM(nn.Module, ABC):
         """The token embedding, which a tied head shares."""
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] to fp32 [R, vocab_size]."""
+        """[R, hidden] to [R, vocab_size]: fp32, or of the model's dtype on a GPU."""
         logits: torch.Tensor = self.lm_head(hidden)
-        return logits.float()
+        return logits
 
     def use_kernels(self, dense: DenseBackend) -> None:
         """Computes with this backend from now on; after loading, since it may pack weights."""

@@ -18,7 +18,7 @@ def beam_candidates(
     """Candidates for each entry of `rows`.
 
     Args:
-        logits: [R, vocab_size] float32; left as they are.
+        logits: [R, vocab_size] of any float dtype; left as they are.
         rows: beams, and which row each reads.
         num_eos_token_ids: end-of-sequence ids of the model, for each of which a beam needs one
             candidate more.
@@ -33,7 +33,7 @@ def beam_candidates(
     counts = [_num_candidates(row, num_eos_token_ids) for row in healthy]
     temperatures = [row.params.temperature or 1.0 for row in healthy]
     index = torch.tensor([row.row for row in healthy], device=logits.device)
-    scaled = logits[index] / torch.tensor(temperatures, device=logits.device)[:, None]
+    scaled = logits[index].float() / torch.tensor(temperatures, device=logits.device)[:, None]
     logprobs, token_ids = (column.tolist() for column in likeliest(scaled, max(counts)))
     return [
         Candidates(row.sequence_id, ids[:count], values[:count])

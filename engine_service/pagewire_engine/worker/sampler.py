@@ -69,7 +69,7 @@ class Sampler:
         """Samples one token for each entry of `rows`.
 
         Args:
-            logits: [R, vocab_size] float32; left as they are.
+            logits: [R, vocab_size] of any float dtype; left as they are.
             rows: who samples from which row.
 
         Returns:
@@ -78,6 +78,7 @@ class Sampler:
         """
         if not rows:
             return [], []
+        logits = logits.float()
         healthy, failed = split_by_health(logits, rows)
         if not healthy:
             return [], failed
@@ -231,7 +232,7 @@ def prompt_logprobs(
     """Log probabilities of prompt tokens, raw as those of sampled ones.
 
     Args:
-        logits: [T, vocab_size] float32; row t predicts `next_token_ids[t]`.
+        logits: [T, vocab_size] of any float dtype; row t predicts `next_token_ids[t]`.
         next_token_ids: T ids.
         num_top: likeliest alternatives to report at each position.
 
@@ -241,7 +242,7 @@ def prompt_logprobs(
     if not next_token_ids:
         return []
     token_ids = torch.tensor(next_token_ids, dtype=torch.int64, device=logits.device)
-    return _position_logprobs(logits, token_ids, [num_top] * len(next_token_ids))
+    return _position_logprobs(logits.float(), token_ids, [num_top] * len(next_token_ids))
 
 
 def split_by_health(

@@ -44,6 +44,11 @@ def test_they_are_the_likeliest_of_their_row_in_falling_order(logits: torch.Tens
         assert each.logprobs == pytest.approx(expected.values.tolist(), abs=1e-5)
 
 
+def test_logits_of_a_narrower_dtype_are_widened_first(logits: torch.Tensor) -> None:
+    narrow, rows = logits.bfloat16(), [row(7, 2), row(8, 0, temperature=0.5)]
+    assert beam_candidates(narrow, rows, 1) == beam_candidates(narrow.float(), rows, 1)
+
+
 @pytest.mark.parametrize(
     ("beam", "num_eos", "count"),
     [

@@ -235,6 +235,15 @@ def test_no_rows_give_no_tokens(sampler: Sampler) -> None:
     assert sampler.sample(torch.empty(0, VOCAB), []) == ([], [])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_a_narrower_dtype_are_widened_first(sampler: Sampler, dtype: torch.dtype) -> None:
+    logits = make_logits(10, 3).to(dtype)
+    params = SamplingParams(temperature=0.7, top_p=0.9, logprobs=4, repetition_penalty=1.3)
+    rows = [row(index, params) for index in range(3)]
+    assert sampler.sample(logits, rows) == sampler.sample(logits.float(), rows)
+    assert prompt_logprobs(logits, [3, 4, 5], 2) == prompt_logprobs(logits.float(), [3, 4, 5], 2)
+
+
 def test_prompt_logprobs_describe_each_next_token() -> None:
     logits = make_logits(8, 70)
     next_ids = [(7 * i) % VOCAB for i in range(70)]
