@@ -1,13 +1,16 @@
-"""Fixtures that several folders share: the small real model, free ports, quiet threads."""
+"""What several folders share: the small real model, free ports, quiet threads, and how hypothesis
+runs."""
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.fakes import ports
 
 # Before torch or tokenizers start: one thread each, so that tests and servers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +25,13 @@ for _name in [name for name in os.environ if name.startswith("PAGEWIRE_")]:
         del os.environ[_name]
 
 
+# Limits on the time that examples take would fail on a machine that is busy with something else.
+settings.register_profile("pagewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time: what fails in CI fails again at home.
+settings.register_profile("ci", settings.get_profile("pagewire"), derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pagewire"))
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct, downloaded on first use."""
@@ -32,16 +42,5 @@ def smollm2_path() -> Path:
 
 @pytest.fixture
 def free_port() -> Callable[[], int]:
-    """A function that names a TCP port nobody listens on, a new one each time."""
-    given: set[int] = set()
-
-    def choose() -> int:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = int(probe.getsockname()[1])
-            if port not in given:
-                given.add(port)
-                return port
-
-    return choose
+    """`ports.free_port`."""
+    return ports.free_port

@@ -41,7 +41,7 @@ from tests.bench.child import EngineProcess
 from tests.bench.paced_engine import expected_token
 from tests.bench.wire_clients import Arrivals
 from tests.bench.workloads import NEW_TOKENS, cpu_prompts
-from tests.fakes.fake_engine import free_port
+from tests.fakes.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -53,7 +53,6 @@ def test_the_openai_client_streams(openai_client: openai.OpenAI) -> None:
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert deltas[0].role == "assistant"
     assert "Paris" in "".join(delta.content or "" for delta in deltas)
-    assert sum(1 for delta in deltas if delta.content) > 3
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens > 3
 
@@ -203,7 +202,7 @@ def test_a_node_client_streams(smollm2_server: RunningServer, node_modules: Path
     )
     choices = [choice for line in lines for choice in line["choices"]]
     assert "Paris" in "".join(choice.get("content", "") for choice in choices)
-    assert len(lines) > 3
+    assert sum(len(choice["tokenIds"]) for choice in choices) > 3
     assert choices[-1]["finishReason"] == "FINISH_REASON_STOP"
     # uint32 on the wire: numbers in JavaScript, not strings.
     assert all(isinstance(i, int) for choice in choices for i in choice["tokenIds"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.serve_process import MODEL, Served, ServeProcess
+from tests.fakes.ports import free_port
 
 
 @pytest.fixture(scope="session")
@@ -19,9 +19,6 @@ def served(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iter
         f"model: {smollm2_path}\nserved-model-name: from-yaml\nmax-model-len: 1024\n"
         "kv-cache-memory: 100000000\n"
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        ui_port = probe.getsockname()[1]
-    flags = ["--config=settings.yaml", "--http-port=0", "--grpc-port=0", f"--ui-port={ui_port}"]
+    flags = ["--config=settings.yaml", "--http-port=0", "--grpc-port=0", f"--ui-port={free_port()}"]
     with ServeProcess(flags, cwd=folder, env={"PAGEWIRE_SERVED_MODEL_NAME": MODEL}) as process:
         yield Served(process)

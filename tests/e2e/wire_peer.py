@@ -16,6 +16,9 @@ from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2, engine_pb2_grpc, token_deltas_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta, TokenStream
 
+# For what happens at once on an idle machine.
+TIMEOUT_S = 30.0
+
 
 class WirePeer:
     """A session spoken by hand: blocking calls, and a DEALER that does only what it is told."""
@@ -37,7 +40,7 @@ class WirePeer:
         self.channel.close()
 
     def attach(self, **session: str) -> engine_pb2.AttachResponse:
-        self.attached = self.stub.Attach(engine_pb2.AttachRequest(**session), timeout=5)
+        self.attached = self.stub.Attach(engine_pb2.AttachRequest(**session), timeout=TIMEOUT_S)
         return self.attached
 
     def connect(self, *, receive_limit: int = 0) -> None:
@@ -76,7 +79,7 @@ class WirePeer:
         assert self.socket is not None
         self.socket.send(frame.SerializeToString())
 
-    def next(self, kind: str, timeout_s: float = 5.0) -> Any:
+    def next(self, kind: str, timeout_s: float = TIMEOUT_S) -> Any:
         """The next frame of a kind; others on the way are dropped."""
         assert self.socket is not None
         deadline = time.monotonic() + timeout_s
@@ -96,24 +99,24 @@ class WirePeer:
                 prompt_token_ids=[1, 2, 3],
                 sampling_params=sampling_params_to_proto(SamplingParams(**values)),
             ),
-            timeout=5,
+            timeout=TIMEOUT_S,
         )
 
     def abort(self, request_id: str) -> None:
         self.stub.Abort(
             engine_pb2.AbortRequest(session_id=self.attached.session_id, request_id=request_id),
-            timeout=5,
+            timeout=TIMEOUT_S,
         )
 
     def stats(self) -> engine_pb2.GetStatsResponse:
-        return next(iter(self.stub.GetStats(engine_pb2.GetStatsRequest(), timeout=5)))
+        return next(iter(self.stub.GetStats(engine_pb2.GetStatsRequest(), timeout=TIMEOUT_S)))
 
     def num_held_blocks(self) -> int:
         stats = self.stats()
         return stats.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
@@ -121,7 +124,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 5.0)
 
 
 async def wait_until_async(
-    condition: Callable[[], bool], what: str, timeout_s: float = 5.0
+    condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():

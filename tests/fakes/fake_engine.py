@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from pagewire_engine.build import BuiltEngine, assemble_engine
 from pagewire_engine.service import EngineServer
 from pagewire_engine.step import StepPlan
 from tests.fakes.fake_executor import FakeExecutor
+from tests.fakes.ports import free_port
 
 VOCAB_SIZE = 1000
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,14 +160,6 @@ class FakeEngineProcess:
         self.kill()
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
-
-
-def free_port() -> int:
-    """A port that is free on both loopbacks now."""
-    with socket.socket(socket.AF_INET) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def main() -> None:

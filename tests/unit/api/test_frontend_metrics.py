@@ -58,9 +58,9 @@ async def test_a_finished_request_counts_its_tokens_and_times() -> None:
     # Each token after a sequence's first waited for the one before.
     assert value(serving, "pagewire_inter_token_latency_seconds_count") == 2 * 13
     waited = value(serving, "pagewire_inter_token_latency_seconds_sum")
-    assert waited == pytest.approx(2 * decode, rel=0.2)
     first = value(serving, "pagewire_time_to_first_token_seconds_sum")
     total = value(serving, "pagewire_e2e_request_latency_seconds_sum")
+    assert 2 * 13 * 0.002 <= waited <= 2 * (total - first)
     per_token = value(serving, "pagewire_request_time_per_output_token_seconds_sum")
     assert 0 < first < total
     assert per_token == pytest.approx((total - first) / 13)

@@ -60,7 +60,7 @@ def check(response: httpx.Response) -> None:
         assert response.json()["error"]["message"]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     bodies(
         [*ChatBody.model_fields, *OTHERS],
@@ -71,7 +71,7 @@ def test_any_chat_body(body: dict[str, Any]) -> None:
     check(post("/v1/chat/completions", body))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(bodies([*CompletionBody.model_fields, *OTHERS], {"prompt": st.just("hi") | VALUES}))
 def test_any_completion_body(body: dict[str, Any]) -> None:
     check(post("/v1/completions", body))

@@ -60,7 +60,7 @@ def check(harness: Harness) -> Snapshot:
     st.integers(2, 20),
     st.sampled_from(["auto", "swap", "recompute"]),
 )
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=60)
 def test_what_it_shows_adds_up_at_every_step(
     requests: list[tuple[int, int, int, bool]], num_blocks: int, budget: int, mode: str
 ) -> None:

@@ -265,6 +265,4 @@ class BlockSpaceMachine(RuleBasedStateMachine):
 
 
 TestBlockSpaceMachine = BlockSpaceMachine.TestCase
-TestBlockSpaceMachine.settings = hypothesis_settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+TestBlockSpaceMachine.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)

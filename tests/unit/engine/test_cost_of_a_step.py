@@ -21,7 +21,11 @@ def seconds_of_a_counted_loop() -> float:
 
 
 def test_256_decodes_are_scheduled_and_booked_in_about_a_millisecond() -> None:
-    """1.0 ms where the yardstick takes 20 ms; fails at twice that."""
+    """1.0 ms where the yardstick takes 20 ms; fails at twice that. `tests.bench.scheduler_cost`
+    measures what it is.
+
+    The fastest of many, here and of the yardstick: on a busy machine most are slower, by caches and
+    cores shared with others."""
     executor = FreeExecutor()
     engine = Engine(
         executor,
@@ -38,15 +42,15 @@ def test_256_decodes_are_scheduled_and_booked_in_about_a_millisecond() -> None:
         engine.add(submission(str(number), range(100 + number % 16), max_tokens=1000))
     while engine.stats().step_decode_tokens < NUM_SEQUENCES:
         engine.step()
-    ratios = []
-    for _ in range(10):
-        yardstick = seconds_of_a_counted_loop()
+    yardsticks, steps = [], []
+    for _ in range(15):
+        yardsticks.append(seconds_of_a_counted_loop())
         for _ in range(10):
             executor.seconds, begun = 0.0, time.thread_time()
             engine.step()
-            ratios.append((time.thread_time() - begun - executor.seconds) / yardstick)
+            steps.append(time.thread_time() - begun - executor.seconds)
     assert engine.stats().step_decode_tokens == NUM_SEQUENCES
-    assert sorted(ratios)[len(ratios) // 4] < 0.1
+    assert min(steps) < 0.1 * min(yardsticks)
 
 
 def test_a_look_at_256_requests_costs_the_loop_less_than_a_step() -> None:
@@ -66,12 +70,12 @@ def test_a_look_at_256_requests_costs_the_loop_less_than_a_step() -> None:
         engine.add(submission(str(number), range(900), max_tokens=1000))
     while engine.stats().step_decode_tokens < NUM_SEQUENCES:
         engine.step()
-    ratios = []
+    yardsticks, looks = [], []
     for _ in range(10):
-        yardstick = seconds_of_a_counted_loop()
+        yardsticks.append(seconds_of_a_counted_loop())
         for _ in range(5):
             begun = time.thread_time()
             snapshot = engine.snapshot()
-            ratios.append((time.thread_time() - begun) / yardstick)
+            looks.append(time.thread_time() - begun)
     assert len(snapshot.requests) == NUM_SEQUENCES
-    assert sorted(ratios)[len(ratios) // 4] < 0.06
+    assert min(looks) < 0.06 * min(yardsticks)

@@ -305,6 +305,4 @@ def past_of(request: Submission, lengths: list[int]) -> list[SequencePast]:
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = hypothesis_settings(
-    max_examples=50, stateful_step_count=40, deadline=None
-)
+TestEngineMachine.settings = hypothesis_settings(max_examples=50, stateful_step_count=40)

@@ -260,4 +260,4 @@ class WaitingQueueMachine(RuleBasedStateMachine):
 
 
 TestWaitingQueueMachine = WaitingQueueMachine.TestCase
-TestWaitingQueueMachine.settings = hypothesis_settings(max_examples=50, deadline=None)
+TestWaitingQueueMachine.settings = hypothesis_settings(max_examples=50)

@@ -103,7 +103,7 @@ def test_skinny_equals_float64(case: str, dtype: torch.dtype, slices: int) -> No
     check(skinny(hidden, weight, config=config, **options), expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     tokens=st.sampled_from([1, 2, 7, 16, 17]),
     rows=st.integers(1, 40),

@@ -19,7 +19,8 @@ from tests.unit.sampling import naive
 VOCAB = 331
 EOS = 2
 _QUIET = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 

@@ -13,7 +13,8 @@ from pagewire_kernels.sampling import RowParameters, TokenChooser, largest
 from tests.unit.sampling import naive
 
 _QUIET = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 

@@ -134,7 +134,7 @@ async def test_an_error_about_the_candidates_names_best_of() -> None:
     assert caught.value.field == "best_of"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     logprobs=st.lists(
         st.floats(-50, 0, allow_nan=False).map(lambda value: round(value, 3)),

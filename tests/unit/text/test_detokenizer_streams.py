@@ -55,7 +55,7 @@ sizes = st.lists(st.integers(1, 7), max_size=40)
 
 
 @families
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data(), cuts=sizes, skip=st.booleans())
 def test_pieces_of_any_ids_join_to_the_whole_decoded(
     tokenizer: Tokenizer, data: st.DataObject, cuts: list[int], skip: bool
@@ -80,7 +80,7 @@ def test_single_control_tokens_are_shown_where_the_others_are_skipped(
 
 
 @of_bytes
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(text=small_tokenizers.texts(30), cuts=sizes)
 def test_the_text_of_encoded_text_is_that_text(
     tokenizer: Tokenizer, text: str, cuts: list[int]
@@ -90,7 +90,7 @@ def test_the_text_of_encoded_text_is_that_text(
 
 
 @of_bytes
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=small_tokenizers.texts(30), data=st.data())
 def test_our_decode_equals_the_tokenizers_own_for_valid_text(
     tokenizer: Tokenizer, text: str, data: st.DataObject
@@ -103,7 +103,7 @@ def test_our_decode_equals_the_tokenizers_own_for_valid_text(
         assert tokenizer.decode(ids, skip_special_tokens=skip) == own
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ids=token_ids(FAMILIES["byte level"]))
 def test_byte_level_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int]) -> None:
     tokenizer = FAMILIES["byte level"]
@@ -111,7 +111,7 @@ def test_byte_level_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int])
     assert tokenizer.decode(ids, skip_special_tokens=False) == own
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ids=token_ids(FAMILIES["unigram"]), skip=st.booleans())
 def test_unigram_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int], skip: bool) -> None:
     tokenizer = FAMILIES["unigram"]
@@ -120,7 +120,7 @@ def test_unigram_decode_equals_the_tokenizers_own_for_any_ids(ids: list[int], sk
 
 
 @families
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     prompt=st.sampled_from(
         ["The capital of France is", "An engine", "many requests at once; each"]

@@ -73,7 +73,7 @@ async def only(turns: Turns | None = None, **params: object) -> FinishedSequence
 # Text --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(1, 9), max_size=30), stop=st.sampled_from([None, "STOP", "🙂 a"]))
 def test_deltas_join_to_the_text_however_tokens_are_grouped(
     sizes: list[int], stop: str | None

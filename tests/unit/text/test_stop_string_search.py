@@ -32,7 +32,7 @@ def search(pieces: list[str], stops: list[str], *, include: bool) -> tuple[str, 
 letters = st.text(alphabet="abc", max_size=6)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     pieces=st.lists(letters, max_size=12),
     stops=st.lists(letters.filter(bool), min_size=1, max_size=4),
@@ -45,7 +45,7 @@ def test_any_split_gives_what_the_whole_text_gives(
     assert search(pieces, stops, include=include) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pieces=st.lists(letters, max_size=12), stop=letters.filter(bool))
 def test_only_a_proper_prefix_of_a_stop_is_held_back(pieces: list[str], stop: str) -> None:
     strings = StopStrings([stop])

@@ -28,7 +28,7 @@ def content_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 @bounded
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text(max_size=300) | st.text("ab é한 \u1112\u1161\u11ab", max_size=300))
 def test_the_bound_is_never_above_the_tokens_there_are(tokenizer: Tokenizer, text: str) -> None:
     bound = TextBound.of(content_of(tokenizer))

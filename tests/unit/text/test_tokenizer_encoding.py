@@ -29,7 +29,7 @@ def control_texts(tokenizer: Tokenizer) -> list[str]:
 
 
 @families
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_plain_mode_makes_no_control_token_of_text(
     tokenizer: Tokenizer, data: st.DataObject
@@ -42,7 +42,7 @@ def test_plain_mode_makes_no_control_token_of_text(
 
 
 @with_byte_tokens
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_plain_mode_keeps_every_character(tokenizer: Tokenizer, data: st.DataObject) -> None:
     words = st.one_of(st.sampled_from(control_texts(tokenizer)), small_tokenizers.texts(5))
@@ -52,7 +52,7 @@ def test_plain_mode_keeps_every_character(tokenizer: Tokenizer, data: st.DataObj
 
 
 @families
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.sampled_from(["a <b> c", "The capital", " x", "", "12 34\n"]))
 def test_plain_mode_equals_parsing_for_text_without_control_tokens(
     tokenizer: Tokenizer, text: str

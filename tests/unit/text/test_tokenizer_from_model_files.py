@@ -156,7 +156,7 @@ def test_each_named_way_splits_words_as_its_models_do(pre: str) -> None:
 
 
 @pytest.mark.parametrize("pre", WORDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=st.text(alphabet=st.sampled_from("aB 1.\n'é你🙂\t"), max_size=20))
 def test_every_way_of_splitting_keeps_every_character(pre: str, text: str) -> None:
     files = tokenizer_files_from_gguf(byte_level_metadata(pre), source="test")
@@ -206,7 +206,7 @@ def llama_cpp_encode(metadata: dict[str, Any], text: str) -> list[str]:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     text=st.one_of(
         st.sampled_from(SAMPLES + small_tokenizers.CORPUS[:4]),

@@ -255,7 +255,7 @@ _EVENTS = (
     st.lists(st.tuples(st.sampled_from(_EVENTS), st.integers(0, 999)), min_size=30, max_size=150),
     st.sampled_from([MAX_FRAME_BYTES, 48]),
 )
-@settings(max_examples=150, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=150, phases=(Phase.explicit, Phase.generate))
 def test_what_arrives_is_what_was_produced(events: list[tuple[str, int]], frame_bytes: int) -> None:
     network = BadNetwork()
     # Small frames too: what does not fit into one must come in the next.
