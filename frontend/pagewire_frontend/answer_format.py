@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from pagewire.errors import InvalidArgumentError
+from pagewire.errors import InvalidArgumentError, PagewireError
 from pagewire.outputs import FinishReason
+from pagewire.sampling_params import SamplingParams
+from pagewire.structured_output import FIELD, StructuredOutput
 from pagewire_frontend.answers import ToolCallDelta
 from pagewire_frontend.chat_template import RenderedChat
 from pagewire_frontend.generation_types import TextDelta
@@ -16,9 +18,15 @@ from pagewire_frontend.reasoning import (
     recognise_reasoning,
 )
 from pagewire_frontend.tokenizer import Tokenizer
-from pagewire_frontend.tool_choice import ToolChoice, ToolUse
+from pagewire_frontend.tool_choice import ToolChoice, ToolUse, constraint_for
 from pagewire_frontend.tool_parsers import TOOL_PARSERS, recognise_tool_parser
 from pagewire_frontend.tool_parsers.base import ToolParser
+from pagewire_frontend.tool_parsers.forced import NamedCallParser, RequiredCallsParser
+
+FORCED_PARSERS: dict[ToolChoice, type[ToolParser]] = {
+    ToolChoice.REQUIRED: RequiredCallsParser,
+    ToolChoice.NAMED: NamedCallParser,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,9 @@ class AnswerFormat:
         include_reasoning: the client wants to see it.
         thinking_token_budget: most tokens up to the reasoning's end; None: no bound.
         reasoning_end: what is written for the model where it would go on.
+        prompt_end: goes after the prompt: an end of reasoning that it opens, where there must be
+            none.
+        constraint: what the answer is held to, so that it calls a tool.
         shown_tokens: ids of control tokens that the parsers have to see.
         hidden: the texts of those.
     """
@@ -46,6 +57,8 @@ class AnswerFormat:
     include_reasoning: bool = True
     thinking_token_budget: int | None = None
     reasoning_end: tuple[int, ...] = ()
+    prompt_end: tuple[int, ...] = ()
+    constraint: StructuredOutput | None = None
     shown_tokens: frozenset[int] = frozenset()
     hidden: frozenset[str] = frozenset()
 
@@ -57,10 +70,26 @@ class AnswerFormat:
             self.reasoning, opened=self.reasoning_opened, begun=self.reasoning_begun
         )
 
-    def check_beam_search(self) -> None:
-        """Raises InvalidArgumentError for what a beam search can't keep to."""
-        if self.thinking_token_budget is not None:
+    def held_to(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with the constraint.
+
+        Raises:
+            InvalidArgumentError: a beam search is asked to keep to a budget or a constraint.
+        """
+        if params.beam_search is not None and self.thinking_token_budget is not None:
             raise InvalidArgumentError("thinking_token_budget", "can't be kept by a beam search")
+        if self.constraint is None:
+            return params
+        try:
+            return replace(params, structured_output=self.constraint)
+        except InvalidArgumentError as error:
+            self.name_constraint(error)
+            raise
+
+    def name_constraint(self, error: BaseException) -> None:
+        """An error about the constraint is one about what asked for it."""
+        if isinstance(error, PagewireError) and error.field.startswith(FIELD):
+            error.field = "tool_choice"
 
 
 def answer_format(
@@ -72,6 +101,7 @@ def answer_format(
     reasoning_parser: str = "auto",
     include_reasoning: bool = True,
     thinking_token_budget: int | None = None,
+    constrained: bool = False,
 ) -> AnswerFormat | None:
     """What to look for in the answer to a rendered chat; None for nothing.
 
@@ -83,12 +113,19 @@ def answer_format(
             chat template.
         include_reasoning: pass the reasoning on.
         thinking_token_budget: of how many tokens it may be.
+        constrained: the client holds the answer to a schema or the like. Such an answer, and one
+            that has to call a tool, begins at once, without reasoning.
 
     Raises:
         InvalidArgumentError: tools are to be called, or reasoning is to be bounded, and how the
             model writes them is not known.
     """
     parser = _tool_parser(rendered.template, use, tool_call_parser)
+    constraint = constraint_for(use)
+    if constraint is not None and constrained:
+        raise InvalidArgumentError(
+            "tool_choice", "must be 'auto' or 'none' where the answer has to meet a format too"
+        )
     if reasoning_parser == "auto":
         reasoning_parser = recognise_reasoning(rendered.template) or "none"
     reasoning = REASONING_FORMATS.get(reasoning_parser)
@@ -97,11 +134,14 @@ def answer_format(
     if parser is None and reasoning is None:
         return None
     markers = () if parser is None else parser.markers()
-    opened, end = False, ""
+    opened = False
+    end: tuple[int, ...] = ()
     if reasoning is not None:
-        end = f"\n{reasoning.closer}\n\n"
+        text = f"\n{reasoning.closer}\n\n"
+        end = tuple(tokenizer.encode(text, add_special_tokens=False))
         markers += (reasoning.opener, reasoning.closer)
         opened = reasoning.opened_in(rendered.prompt, rendered.continued)
+    at_once = constrained or constraint is not None
     shown = {
         token_id: marker
         for marker in markers
@@ -111,12 +151,14 @@ def answer_format(
     return AnswerFormat(
         tool_parser=parser,
         use=use,
-        reasoning=reasoning,
+        reasoning=None if at_once else reasoning,
         reasoning_opened=opened,
         reasoning_begun=opened and rendered.continued is not None,
         include_reasoning=include_reasoning,
-        thinking_token_budget=thinking_token_budget,
-        reasoning_end=tuple(tokenizer.encode(end, add_special_tokens=False)),
+        thinking_token_budget=None if at_once else thinking_token_budget,
+        reasoning_end=end,
+        prompt_end=end if at_once and opened else (),
+        constraint=constraint,
         shown_tokens=frozenset(shown),
         hidden=frozenset(shown.values()),
     )
@@ -136,10 +178,8 @@ def _check_budget(budget: int, reasoning: ReasoningFormat | None) -> None:
 def _tool_parser(template: str, use: ToolUse, chosen: str) -> type[ToolParser] | None:
     if use.choice is ToolChoice.NONE:
         return None
-    if use.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED):
-        raise InvalidArgumentError(
-            "tool_choice", "only 'auto' and 'none' are supported: output is not constrained yet"
-        )
+    if use.choice in FORCED_PARSERS:
+        return FORCED_PARSERS[use.choice]
     name = recognise_tool_parser(template) if chosen == "auto" else chosen
     if name is None or name == "none":
         raise InvalidArgumentError(

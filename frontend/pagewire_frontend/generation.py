@@ -176,6 +176,7 @@ class Generation:
         *,
         include_reasoning: bool = True,
         thinking_token_budget: int | None = None,
+        constrained: bool = False,
     ) -> AnswerFormat | None:
         """How the answer to a rendered chat is taken apart; None: it is text and nothing else.
 
@@ -190,6 +191,7 @@ class Generation:
             reasoning_parser=self.settings.reasoning_parser,
             include_reasoning=include_reasoning,
             thinking_token_budget=thinking_token_budget,
+            constrained=constrained,
         )
 
     async def start(self, request: GenerationRequest) -> RunningGeneration:
@@ -203,9 +205,11 @@ class Generation:
         """
         self.check_model(request.model)
         token_ids = await self.tokenize_prompt(request)
-        params = self.resolve(request.sampling_params, len(token_ids), request.default_max_tokens)
-        if params.beam_search is not None and request.answer is not None:
-            request.answer.check_beam_search()
+        params = request.sampling_params
+        if request.answer is not None:
+            token_ids += request.answer.prompt_end
+            params = request.answer.held_to(params)
+        params = self.resolve(params, len(token_ids), request.default_max_tokens)
         request_id = request.request_id or f"gen-{secrets.token_hex(8)}"
         key = (request.tenant, request_id)
         if key in self._live:
@@ -228,6 +232,8 @@ class Generation:
             self._live.discard(key)
             if picks_best and isinstance(error, PagewireError):
                 error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
+            if request.answer is not None and request.answer.constraint is not None:
+                request.answer.name_constraint(error)
             raise
         return RunningGeneration(self, key, stream, engine_request, params, request.answer)
 

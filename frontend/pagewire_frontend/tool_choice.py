@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -9,6 +10,7 @@ from typing import Any
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import check_count
+from pagewire.structured_output import StructuredOutput
 from pagewire_frontend.answers import TOOL_NAME
 from pagewire_frontend.chat_messages import MAX_TOOLS
 
@@ -88,20 +90,39 @@ def named_tool(use: ToolUse, name: str) -> ToolUse:
     return replace(use, choice=ToolChoice.NAMED, name=name)
 
 
-def constraint_for(use: ToolUse) -> dict[str, Any] | None:
-    """The JSON schema that the answer must meet for the choice to be kept; None where the model is
-    free. `tool_parsers.forced` reads such answers, whatever the model's own format."""
+def constraint_for(use: ToolUse) -> StructuredOutput | None:
+    """What the answer must look like for the choice to be kept; None where the model is free.
+
+    It is JSON, whatever the model's own format: `tool_parsers.forced` reads it. What of a schema
+    can't be enforced is left out, unless its tool is `strict`.
+
+    Raises:
+        InvalidArgumentError: the schemas are too long.
+    """
     if use.choice is ToolChoice.NAMED:
-        return dict(use.callable_tools[0]["function"].get("parameters") or {"type": "object"})
-    if use.choice is not ToolChoice.REQUIRED:
+        schema = dict(_parameters(use.callable_tools[0]["function"]))
+    elif use.choice is ToolChoice.REQUIRED:
+        schema = _schema_of_calls(use)
+    else:
         return None
+    strict = any(tool["function"].get("strict") for tool in use.callable_tools)
+    try:
+        return StructuredOutput(json_schema=json.dumps(schema), lenient=not strict)
+    except (InvalidArgumentError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError("tools", f"their schemas can't be enforced: {error}") from None
+
+
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    # OpenAI's word for a function without any is that it takes none.
+    return function.get("parameters") or {"type": "object", "additionalProperties": False}
+
+
+def _schema_of_calls(use: ToolUse) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     calls = []
     for number, tool in enumerate(use.callable_tools):
         function = tool["function"]
-        parameters = _with_shared_definitions(
-            function.get("parameters") or {"type": "object"}, f"tool{number}.", definitions
-        )
+        parameters = _with_shared_definitions(_parameters(function), f"tool{number}.", definitions)
         properties = {"name": {"const": function["name"]}, "parameters": parameters}
         calls.append(
             {

@@ -201,6 +201,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
                 rendered,
                 use,
                 include_reasoning=_default_true(request, "include_reasoning"),
+                constrained=params.structured_output is not None,
                 thinking_token_budget=(
                     request.thinking_token_budget
                     if request.HasField("thinking_token_budget")

@@ -92,6 +92,7 @@ async def _generation_request(
             use,
             include_reasoning=body.include_reasoning is not False,
             thinking_token_budget=body.thinking_token_budget,
+            constrained=params.structured_output is not None,
         ),
     )
 

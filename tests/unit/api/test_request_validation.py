@@ -434,7 +434,6 @@ async def test_a_model_without_a_template_says_how_to_pass_one() -> None:
         ("Chat", chat_request(tool_choice={"mode": 3}), "tool_choice"),
         ("Chat", chat_request(tool_choice={"mode": 9}), "tool_choice.mode"),
         ("Chat", chat_request(thinking_token_budget=1), "thinking_token_budget"),
-        ("Chat", chat_request(tools=[{"name": "f"}], tool_choice={"name": "f"}), "tool_choice"),
         (
             "Chat",
             chat_request(sampling_params={"prompt_logprobs": 1}),

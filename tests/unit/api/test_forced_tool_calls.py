@@ -1,0 +1,144 @@
+"""A tool_choice that demands a call holds the answer to JSON, which comes back as calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pagewire.errors import InvalidArgumentError
+from pagewire.structured_output import StructuredOutput
+from pagewire_frontend.tool_choice import ToolUse, constraint_for, named_tool, tool_use
+from tests.fakes.fake_engine_client import FakeEngineClient, ids_of
+from tests.fakes.frontend import (
+    chat_request,
+    grpc_stub,
+    http_client,
+    make_serving,
+    running_frontend,
+    sse_events,
+)
+
+CITY = {"$ref": "#/$defs/city"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"location": CITY},
+    "$defs": {"city": {"type": "string"}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "now", "strict": True}},
+]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+ARGUMENTS = '{"location": "Zürich"}'
+REQUIRED_REPLY = (
+    f'[{{"name": "get_weather", "parameters": {ARGUMENTS}}}, {{"name": "now", "parameters": {{}}}}]'
+)
+OPENED = "{{ messages[0].content }}<think>{# </think> #}"
+
+
+async def ask(client: FakeEngineClient, **body: Any) -> tuple[int, Any]:
+    messages = [{"role": "user", "content": "Weather?"}]
+    body = {"messages": messages, "tools": TOOLS, **body}
+    async with http_client(await make_serving(client)) as http:
+        response = await http.post("/v1/chat/completions", json=body)
+    if body.get("stream"):
+        return response.status_code, sse_events(response.text)
+    return response.status_code, response.json()
+
+
+def replying(reply: str, **settings: Any) -> FakeEngineClient:
+    return FakeEngineClient(reply=lambda request, index: reply, **settings)
+
+
+def schema_of(constraint: StructuredOutput | None) -> Any:
+    assert constraint is not None
+    assert constraint.json_schema is not None
+    return json.loads(constraint.json_schema)
+
+
+def test_a_named_tool_demands_its_arguments() -> None:
+    constraint = constraint_for(tool_use(TOOLS, NAMED))
+    assert schema_of(constraint) == PARAMETERS
+    assert constraint is not None
+    assert constraint.lenient
+    none = constraint_for(named_tool(tool_use(TOOLS), "now"))
+    assert schema_of(none) == {"type": "object", "additionalProperties": False}
+    assert none is not None
+    assert not none.lenient
+
+
+def test_required_demands_a_list_of_calls_of_any_tool() -> None:
+    schema = schema_of(constraint_for(tool_use(TOOLS, "required")))
+    assert schema["minItems"] == 1
+    assert "maxItems" not in schema
+    weather, now = schema["items"]["anyOf"]
+    assert weather["properties"]["name"] == {"const": "get_weather"}
+    # References count from the root: definitions have moved there, under names of their own.
+    reference = weather["properties"]["parameters"]["properties"]["location"]["$ref"]
+    assert schema["$defs"][reference.removeprefix("#/$defs/")] == {"type": "string"}
+    assert now["required"] == ["name", "parameters"]
+    single = constraint_for(tool_use(TOOLS, "required", parallel_tool_calls=False))
+    assert schema_of(single)["maxItems"] == 1
+
+
+@pytest.mark.parametrize("use", [ToolUse(), tool_use(TOOLS), tool_use(TOOLS, "none")])
+def test_other_choices_leave_the_model_free(use: ToolUse) -> None:
+    assert constraint_for(use) is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "reply", "calls"),
+    [
+        (NAMED, ARGUMENTS, [("get_weather", ARGUMENTS)]),
+        ("required", REQUIRED_REPLY, [("get_weather", ARGUMENTS), ("now", "{}")]),
+    ],
+)
+async def test_the_answer_comes_back_as_calls(
+    choice: Any, reply: str, calls: list[tuple[str, str]]
+) -> None:
+    client = replying(reply)  # of a model that has no format of its own
+    status, body = await ask(client, tool_choice=choice)
+    assert status == 200
+    (answer,) = body["choices"]
+    functions = [call["function"] for call in answer["message"]["tool_calls"]]
+    assert [(function["name"], function["arguments"]) for function in functions] == calls
+    assert answer["message"]["content"] is None
+    assert answer["finish_reason"] == "tool_calls"
+    assert client.requests[0].sampling_params.structured_output is not None
+    _, events = await ask(client, tool_choice=choice, stream=True)
+    pieces = [
+        call for event in events[:-1] for call in event["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert [piece["function"]["name"] for piece in pieces if "id" in piece] == [c[0] for c in calls]
+
+
+async def test_grpc_demands_calls_too() -> None:
+    client = replying(ARGUMENTS)
+    async with running_frontend(client) as server, grpc_stub(server) as stub:
+        request = chat_request("W?", tools=[{"name": "f"}], tool_choice={"name": "f"})
+        (choice,) = (await stub.ChatUnary(request)).choices
+    assert [(call.name, call.arguments) for call in choice.tool_calls] == [("f", ARGUMENTS)]
+
+
+async def test_a_forced_call_comes_without_reasoning() -> None:
+    client = replying(ARGUMENTS, chat_template=OPENED)
+    _, body = await ask(client, tool_choice=NAMED)
+    assert body["choices"][0]["message"]["tool_calls"]
+    assert client.requests[0].prompt_token_ids == ids_of("Weather?<think>\n</think>\n\n")
+
+
+@pytest.mark.parametrize("choice", [NAMED, "required"])
+async def test_a_call_and_another_format_exclude_each_other(choice: Any) -> None:
+    client = replying(ARGUMENTS)
+    serving = await make_serving(client)
+    rendered = serving.generation.render_chat([{"role": "user", "content": "x"}])
+    with pytest.raises(InvalidArgumentError) as raised:
+        serving.generation.answer_format(rendered, tool_use(TOOLS, choice), constrained=True)
+    assert raised.value.field == "tool_choice"
+
+
+async def test_a_beam_search_can_not_be_made_to_call() -> None:
+    status, body = await ask(replying(ARGUMENTS), tool_choice=NAMED, use_beam_search=True, n=2)
+    assert (status, body["error"]["param"]) == (400, "tool_choice")
