@@ -125,7 +125,8 @@ class Worker:
         memory: int
         if config.kv_cache_memory is not None:
             memory = config.kv_cache_memory
-            self._warn_of_more_than_is_free(memory)
+            if self._device.type == "cpu":
+                _warn_of_more_than_is_free("kv_cache_memory", memory)
         elif self._device.type == "cuda":
             memory = self._left_on_device()
         else:
@@ -151,15 +152,6 @@ class Worker:
         if self._config.kv_cache_memory is None and self._device.type == "cuda":
             return "gpu_memory_utilization"
         return "kv_cache_memory"
-
-    def _warn_of_more_than_is_free(self, memory: int) -> None:
-        if self._device.type == "cpu" and memory > (free := available_bytes()):
-            logger.warning(
-                "kv_cache_memory is %s, but only %s are free: the engine may be killed once the "
-                "KV cache fills",
-                gib(memory),
-                gib(free),
-            )
 
     def _left_on_device(self) -> int:
         """Bytes of gpu_memory_utilization that the weights and the largest step leave."""
@@ -189,6 +181,7 @@ class Worker:
             num_blocks = min(default_swap_bytes(self._device.type) // block_bytes, self._num_blocks)
         else:
             num_blocks = min(config.swap_space // block_bytes, self._most_running_blocks())
+            _warn_of_more_than_is_free("swap_space", num_blocks * block_bytes)
         if num_blocks == 0 and (config.swap_space or config.preemption_mode == "swap"):
             raise InvalidArgumentError(
                 "swap_space",
@@ -291,6 +284,16 @@ class Worker:
             vocab_size=self._description.vocab_size,
             eos_token_ids=self._description.eos_token_ids,
             device=self._device,
+        )
+
+
+def _warn_of_more_than_is_free(setting: str, memory: int) -> None:
+    if memory > (free := available_bytes()):
+        logger.warning(
+            "%s is %s, but only %s are free: the engine may be killed once it fills",
+            setting,
+            gib(memory),
+            gib(free),
         )
 
 

@@ -29,7 +29,8 @@ from tests.bench.gpu.workloads import MODELS
 
 _OFFLINE = ("A", "B", "C", "F")
 _TESTS = ("numerics", "ceilings", *_OFFLINE, "server", "submits")
-_NUMERICS = ("tests/gpu",)
+# Without the real model: not every GPU machine can fetch it. A later -k counts instead.
+_NUMERICS = ("tests/gpu", "-k", "not the_real_model")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -54,6 +54,11 @@ def test_more_memory_than_is_free_is_warned_of(
     assert not caplog.messages
     _worker(tiny_llama, kv_cache_memory="2MiB")
     assert "kv_cache_memory is 2.0 MiB, but only 1.0 MiB are free" in caplog.text
+    caplog.clear()
+    _worker(tiny_llama, num_gpu_blocks_override=40, swap_space="1MiB")
+    assert not caplog.messages
+    _worker(tiny_llama, num_gpu_blocks_override=40, swap_space="3MiB")
+    assert "swap_space is 3.0 MiB, but only 1.0 MiB are free" in caplog.text
 
 
 def test_host_memory_for_swapped_blocks(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
