@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pagewire.beam_search_params import BeamSettings
-from pagewire.errors import InvalidArgumentError, UnimplementedError
+from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.submission import SequencePast, Submission
 
@@ -49,7 +49,6 @@ class Admission:
 
         Raises:
             InvalidArgumentError: a field can't be served.
-            UnimplementedError: one that no engine of this version serves.
         """
         if not request_id or len(request_id) > MAX_REQUEST_ID_LENGTH:
             raise InvalidArgumentError(
@@ -60,10 +59,6 @@ class Admission:
                 "best_of",
                 f"the engine ranks nothing: ask for n={params.best_of} with logprobs=0, and keep "
                 "those with the highest cumulative_logprob",
-            )
-        if params.structured_output is not None:
-            raise UnimplementedError(
-                "this engine does not constrain outputs", field="structured_output"
             )
         self._check_prompt(prompt_token_ids)
         if params.beam_search is not None:

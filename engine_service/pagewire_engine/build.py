@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.sampling_params import SamplingParams
@@ -16,6 +15,7 @@ from pagewire_engine.executor.base import Executor
 from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import WorkerInfo
+from pagewire_engine.structured_output import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class BuiltEngine:
         eos_token_ids: ids that end a sequence.
         default_sampling_params: the model's own.
         tokenizer_files: by Hugging Face file name; empty when there is no tokenizer.
+        grammars: compiles constraints on outputs; None where none is served.
         created: Unix time, seconds.
     """
 
@@ -40,12 +41,15 @@ class BuiltEngine:
     eos_token_ids: tuple[int, ...]
     default_sampling_params: SamplingParams
     tokenizer_files: Mapping[str, bytes]
+    grammars: GrammarCompiler | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def shutdown(self) -> None:
         """Frees the worker. Safe to call twice."""
         self.engine.close()
         self.executor.shutdown()
+        if self.grammars is not None:
+            self.grammars.close()
 
 
 def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEngine:
@@ -64,6 +68,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         # Late: they load torch, which reads the thread counts once.
         from pagewire_engine.executor.single_process import SingleProcessExecutor
         from pagewire_engine.model_files import load_description, resolve_model
+        from pagewire_engine.tokenizer_files import load_model_tokenizer
         from pagewire_engine.worker.device import wake_device
 
     # Beside what is read and imported next.
@@ -74,8 +79,14 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     with times.phase("description"):
         description = load_description(files, config)
     with times.phase("tokenizer"):
-        tokenizer_files = _tokenizer_files(config, files.path, files.gguf)
-    executor = SingleProcessExecutor(config, files)
+        tokenizer_files = load_model_tokenizer(config, files.path, files.gguf)
+    grammars = GrammarCompiler(
+        lambda: tokenizer_files,
+        vocab_size=description.vocab_size,
+        eos_token_ids=description.eos_token_ids,
+        num_threads=model_threads(config.num_threads),
+    )
+    executor = SingleProcessExecutor(config, files, grammars)
     try:
         info = executor.info()
         engine = assemble_engine(executor, config, description.eos_token_ids)
@@ -92,6 +103,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         eos_token_ids=tuple(description.eos_token_ids),
         default_sampling_params=description.default_sampling_params,
         tokenizer_files=tokenizer_files,
+        grammars=grammars,
     )
 
 
@@ -125,17 +137,3 @@ def limit_threads(num_threads: int | None) -> None:
     """
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(model_threads(num_threads))
-
-
-def _tokenizer_files(config: EngineConfig, path: Path, gguf: Path | None) -> Mapping[str, bytes]:
-    if config.skip_tokenizer_init:
-        return {}
-    from pagewire_engine.model_files import resolve_model
-    from pagewire_engine.tokenizer_files import load_tokenizer_files
-
-    if config.tokenizer is not None:
-        # A tokenizer's name is looked up as a model's is; only its files are read.
-        own = config.model_copy(update={"model": config.tokenizer, "revision": None})
-        files = resolve_model(own, weights=False)
-        path, gguf = files.path, files.gguf
-    return load_tokenizer_files(path, gguf, mode=config.tokenizer_mode)

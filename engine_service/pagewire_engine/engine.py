@@ -367,6 +367,7 @@ class Engine:
             result.prompt_logprobs.extend(part.prompt_logprobs)
             result.failed.extend(part.failed)
             result.candidates.extend(part.candidates)
+            result.refused.extend(part.refused)
 
     def _apply(self, schedule: Schedule, result: StepResult, started: float) -> None:
         """Books what a step computed: tokens in the cache, prompt log probabilities, new tokens."""
@@ -376,6 +377,10 @@ class Engine:
             if sequence_id in self._sequences:
                 request = self._sequences[sequence_id].request
                 self._fail(request, InternalError(f"the model failed on this request: {why}"))
+        for sequence_id, why in result.refused:
+            if sequence_id in self._sequences:
+                request = self._sequences[sequence_id].request
+                self._fail(request, InvalidArgumentError("structured_output", why))
         for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
             num_computed_tokens = entry.start + entry.num_tokens
             if num_computed_tokens >= sequence.publish_at:

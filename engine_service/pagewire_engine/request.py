@@ -181,6 +181,7 @@ class Request:
         num_cached_tokens: prompt tokens that were in the prefix cache when it first started.
         beam_search: set where the request's sequences are beams; then its results are told at the
             end alone.
+        grammar: see Submission.
         candidates: what the beams' next tokens are chosen from, by sequence id, until all beams
             have come to choose.
     """
@@ -209,7 +210,7 @@ class Request:
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
-        self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self._eos_token_ids = frozenset() if params.passes_eos else eos_token_ids
         self.beam_search = self._new_beam_search()
         num_sequences = params.n if self.beam_search is None else 1
         self.sequences = [Sequence(self, first_sequence_id + i, i) for i in range(num_sequences)]
@@ -218,6 +219,7 @@ class Request:
         self.prompt_shared = False
         self.num_prompt_logprobs = 0
         self.cache_key = submission.cache_key
+        self.grammar = submission.grammar
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.clock = RequestClock(arrival=now)
@@ -282,11 +284,12 @@ class Request:
         one did."""
         output, params = sequence.output_token_ids, self.sampling_params
         token_id, num_tokens = output[-1], len(output)
-        if num_tokens >= params.min_tokens:
-            if token_id in self._eos_token_ids:
-                return FinishReason.STOP, None
-            if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
+        may_stop = num_tokens >= params.min_tokens
+        if token_id in self._eos_token_ids and (may_stop or params.structured_output is not None):
+            # A constraint allows it before min_tokens only where the text is complete.
+            return FinishReason.STOP, None
+        if may_stop and token_id in params.stop_token_ids:
+            return FinishReason.STOP, token_id
         if self.num_prompt_tokens + num_tokens >= self.max_num_tokens:
             return FinishReason.LENGTH, None
         return None, None

@@ -32,6 +32,7 @@ from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.stats_message import stats_message, window_message
+from pagewire_engine.structured_output import start_compiling
 from pagewire_engine.submission import SequencePast
 from pagewire_engine.token_stream import TokenStreams
 
@@ -130,6 +131,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             past=[_past_from_proto(entry) for entry in request.past],
             resubmission=request.resubmission,
         )
+        compiling = start_compiling(self._built.grammars, submission)
+        if compiling is not None:
+            submission = replace(submission, grammar=compiling.result())
         with self._submit_lock:
             if not context.is_active():
                 # Cancelled: the Abort that followed may have been handled already.

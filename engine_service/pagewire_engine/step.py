@@ -144,6 +144,7 @@ class StepResult:
         failed: (sequence id, why) where a sequence's numbers came out wrong (NaN logits): it alone
             fails.
         candidates: for the beams among the ids in `sample_for`, in the plan's order.
+        refused: (sequence id, why) where a sequence's constraint can't be kept: it alone fails.
     """
 
     step: int
@@ -151,6 +152,7 @@ class StepResult:
     prompt_logprobs: list[PromptLogprobsChunk] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class Submission:
         past: see SequencePast.
         resubmission: admitted before; queue bounds do not apply.
         arrival: when it was handed over, in seconds of the engine's clock; None: as it is added.
+        grammar: what its constraint was compiled to; held, and not looked at, so that it need not
+            be compiled again when the request starts.
     """
 
     request_id: str
@@ -44,3 +46,4 @@ class Submission:
     past: list[SequencePast] = field(default_factory=list)
     resubmission: bool = False
     arrival: float | None = None
+    grammar: object = None

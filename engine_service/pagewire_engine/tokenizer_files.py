@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pagewire.config import EngineConfig
 from pagewire.errors import InvalidArgumentError
 from pagewire_engine.gguf_metadata import read_gguf_metadata
 from pagewire_engine.gguf_tokenizer import tokenizer_files_from_gguf
 from pagewire_engine.gpt2_tokenizer import tokenizer_json_from_vocab_and_merges
+from pagewire_engine.model_files import resolve_model
 
 _PASSED_ON = (
     "tokenizer.json",
@@ -25,6 +27,28 @@ _PASSED_ON = (
 _TEMPLATE_FOLDER = "additional_chat_templates"
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt")
 _TEKKEN = "tekken.json"
+
+
+def load_model_tokenizer(config: EngineConfig, folder: Path, gguf: Path | None) -> dict[str, bytes]:
+    """The files of the tokenizer that the settings name, or else of the model's own; none where
+    they ask for none.
+
+    Args:
+        config: the engine's settings.
+        folder: the model's.
+        gguf: its GGUF file, if its weights come from one.
+
+    Raises:
+        PagewireError: there is no such tokenizer.
+    """
+    if config.skip_tokenizer_init:
+        return {}
+    if config.tokenizer is not None:
+        # A tokenizer's name is looked up as a model's is; only its files are read.
+        own = config.model_copy(update={"model": config.tokenizer, "revision": None})
+        files = resolve_model(own, weights=False)
+        folder, gguf = files.path, files.gguf
+    return load_tokenizer_files(folder, gguf, mode=config.tokenizer_mode)
 
 
 def load_tokenizer_files(model_dir: Path, gguf: Path | None, *, mode: str) -> dict[str, bytes]:

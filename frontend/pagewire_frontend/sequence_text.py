@@ -73,7 +73,7 @@ class SequenceText:
         # The tokens that have no text where they end the sequence.
         self._silent_stops: frozenset[int] = frozenset()
         if self._drops_stop_token:
-            eos = () if params.ignore_eos else eos_token_ids
+            eos = () if params.passes_eos else eos_token_ids
             self._silent_stops = frozenset((*params.stop_token_ids, *eos))
         self._withheld: TokenDelta | None = None
         self._min_tokens = params.min_tokens

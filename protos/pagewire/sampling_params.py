@@ -119,6 +119,12 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
         )
 
+    @property
+    def passes_eos(self) -> bool:
+        """Whether a sequence goes on past the model's end-of-sequence ids. Under a constraint those
+        are chosen only where the text is complete."""
+        return self.ignore_eos and self.structured_output is None
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises InvalidArgumentError for a token id the model does not have."""
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):

@@ -51,7 +51,7 @@ def run(command: list[str], folder: Path) -> str:
 
 def test_the_examples_are_all_of_a_kind_that_is_tested() -> None:
     assert len(CURL) == 1
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
     assert {language for language, _ in BLOCKS} == {"sh", "python", "yaml", "text"}
 
 
@@ -60,7 +60,7 @@ def test_curl_is_answered(served: Served, tmp_path: Path) -> None:
     assert "Paris" in answer
 
 
-@pytest.mark.parametrize("example", PYTHON, ids=["openai", "grpc", "offline"])
+@pytest.mark.parametrize("example", PYTHON, ids=["openai", "grpc", "offline", "structured"])
 def test_python_examples_answer(served: Served, tmp_path: Path, example: str) -> None:
     program = tmp_path / "example.py"
     program.write_text(at_its_ports(example, served))

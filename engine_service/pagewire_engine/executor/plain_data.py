@@ -60,13 +60,14 @@ def decode_result(data: bytes) -> StepResult:
             )
             for entry in fields["prompt_logprobs"]
         ],
-        failed=[(sequence_id, why) for sequence_id, why in fields["failed"]],
+        failed=_reasons(fields["failed"]),
         candidates=[
             Candidates(
                 entry["sequence_id"], entry["token_ids"], [_score(v) for v in entry["logprobs"]]
             )
             for entry in fields["candidates"]
         ],
+        refused=_reasons(fields["refused"]),
     )
 
 
@@ -77,6 +78,10 @@ def decode_info(data: bytes) -> WorkerInfo:
 
 def _pairs(entries: list[list[int]]) -> list[tuple[int, int]]:
     return [(source, destination) for source, destination in entries]
+
+
+def _reasons(entries: list[list[Any]]) -> list[tuple[int, str]]:
+    return [(sequence_id, why) for sequence_id, why in entries]
 
 
 def _new_sequence(entry: dict[str, Any]) -> NewSequence:

@@ -7,19 +7,27 @@ from pagewire.errors import UnavailableError
 from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelFiles
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
+from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker.worker import Worker
 
 
 class SingleProcessExecutor:
     """Implements Executor by direct calls."""
 
-    def __init__(self, config: EngineConfig, model: ModelFiles) -> None:
+    def __init__(
+        self, config: EngineConfig, model: ModelFiles, grammars: GrammarCompiler | None = None
+    ) -> None:
         """Loads the model.
+
+        Args:
+            config: the engine's settings.
+            model: its files.
+            grammars: what the requests' constraints are compiled by; None: by one of its own.
 
         Raises:
             PagewireError: the model, its files or the settings can't be served.
         """
-        self._worker: Worker | None = Worker(config, model)
+        self._worker: Worker | None = Worker(config, model, grammars)
         self._info = self._worker.info()
 
     def info(self) -> WorkerInfo:

@@ -15,8 +15,10 @@ from pagewire_engine.step import (
     StepPlan,
     StepResult,
 )
+from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.cache_engine import CacheEngine
+from pagewire_engine.worker.grammar_masks import GrammarMasks
 from pagewire_engine.worker.input_batch import InputBatch
 from pagewire_engine.worker.sampler import Sampler, SamplingRow, prompt_logprobs
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
@@ -26,7 +28,11 @@ _LOGITS_ROWS = 64
 
 
 class ModelRunner:
-    """Owns the model, the sequences' state and the sampler; keys and values are the cache's."""
+    """Owns the model, the sequences' state and the sampler; keys and values are the cache's.
+
+    Args:
+        grammars: of the constraints that requests have. None: none is served.
+    """
 
     def __init__(
         self,
@@ -37,12 +43,16 @@ class ModelRunner:
         vocab_size: int,
         eos_token_ids: Collection[int],
         device: torch.device,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._backend = backend
         self._batch = InputBatch(cache.block_size, device)
         self._sampler = Sampler(vocab_size, eos_token_ids, device)
+        if grammars is None:
+            grammars = GrammarCompiler(dict, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        self._grammar_masks = GrammarMasks(grammars, vocab_size, eos_token_ids)
 
     def use_kernels(self, attention: AttentionBackend) -> None:
         """Changes to other kernels between steps; keys and values stay as they are."""
@@ -53,6 +63,7 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step; see Executor.launch for what an exception leaves behind."""
         self._batch.apply(plan)
+        self._grammar_masks.apply(plan)
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
         self._cache.copy_blocks(plan.block_copies)
@@ -62,13 +73,13 @@ class ModelRunner:
         hidden = self._forward(inputs.token_ids, inputs.positions, inputs.metadata)
         starts = inputs.metadata.host_query_start_locations
         told = self._prompt_logprobs(plan, starts, hidden)
-        sampled, candidates, failed = self._sample(plan, starts, hidden)
+        sampled, candidates, failed, refused = self._sample(plan, starts, hidden)
         for token in sampled:
             self._batch[token.sequence_id].output_token_ids.append(token.token_id)
-        for sequence_id, _ in failed:
+        for sequence_id, _ in failed + refused:
             # Any token: the next step may be on its way and count on one, though nobody reads it.
             self._batch[sequence_id].output_token_ids.append(0)
-        return StepResult(plan.step, sampled, told, failed, candidates)
+        return StepResult(plan.step, sampled, told, failed, candidates, refused)
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
@@ -81,7 +92,7 @@ class ModelRunner:
 
     def _sample(
         self, plan: StepPlan, starts: list[int], hidden: torch.Tensor
-    ) -> tuple[list[SampledToken], list[Candidates], list[tuple[int, str]]]:
+    ) -> tuple[list[SampledToken], list[Candidates], list[tuple[int, str]], list[tuple[int, str]]]:
         """Tokens for each `sample_for`, or candidates where it is a beam; the head sees no row
         that nobody samples from."""
         rows: list[SamplingRow] = []
@@ -92,18 +103,20 @@ class ModelRunner:
             rows += [self._sampling_row(member, len(last_rows)) for member in part.sample_for]
             last_rows.append(starts[index + 1] - 1)
         if not rows:
-            return [], [], []
+            return [], [], [], []
         if len(last_rows) < len(hidden):
             hidden = hidden[last_rows]
         logits = self._model.compute_logits(hidden)
+        masks = self._grammar_masks.masks(rows)
+        rows = masks.less_refused(rows)
         beams = [row for row in rows if row.params.beam_search is not None]
         if not beams:
-            sampled, failed = self._sampler.sample(logits, rows)
-            return sampled, [], failed
+            sampled, failed = self._sampler.sample(logits, rows, masks)
+            return sampled, [], failed, masks.refused
         others = [row for row in rows if row.params.beam_search is None]
-        sampled, failed = self._sampler.sample(logits, others)
+        sampled, failed = self._sampler.sample(logits, others, masks)
         candidates, failed_beams = beam_candidates(logits, beams, self._sampler.num_eos_token_ids)
-        return sampled, candidates, failed + failed_beams
+        return sampled, candidates, failed + failed_beams, masks.refused
 
     def _sampling_row(self, sequence_id: int, row: int) -> SamplingRow:
         state = self._batch[sequence_id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import SampledToken
+from pagewire_engine.worker.grammar_masks import Masks, forbidden_tokens
 from pagewire_kernels.sampling import RowParameters, load_token_chooser, raw_logprobs
 
 
@@ -64,13 +65,14 @@ class Sampler:
         return len(self._eos_token_ids)
 
     def sample(
-        self, logits: Tensor, rows: Sequence[SamplingRow]
+        self, logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None = None
     ) -> tuple[list[SampledToken], list[tuple[int, str]]]:
         """Samples one token for each entry of `rows`.
 
         Args:
             logits: [R, vocab_size] of any float dtype; left as they are.
             rows: who samples from which row.
+            masks: what those may sample that are constrained.
 
         Returns:
             The tokens in the order of `rows`, less those that failed; and (sequence id, why) of
@@ -82,7 +84,7 @@ class Sampler:
         healthy, failed = split_by_health(logits, rows)
         if not healthy:
             return [], failed
-        adjusted = self._adjust(logits, healthy)
+        adjusted = self._adjust(logits, healthy, masks)
         allowed = (adjusted.amax(dim=-1) > -math.inf).tolist() if adjusted is not logits else ()
         if not all(allowed):
             failed += [
@@ -93,14 +95,19 @@ class Sampler:
             healthy = [row for row, good in zip(healthy, allowed, strict=True) if good]
             if not healthy:
                 return [], failed
-            adjusted = self._adjust(logits, healthy)
+            adjusted = self._adjust(logits, healthy, masks)
         token_ids = self._choose(adjusted, healthy)
         return self._describe(logits, healthy, token_ids), failed
 
-    def _adjust(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        """Logits [len(rows), V] after penalties, bias and min_tokens: `logits` itself if there is
-        nothing to change, else a copy."""
-        touched = [index for index, row in enumerate(rows) if self._changes_logits(row)]
+    def _adjust(self, logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None) -> Tensor:
+        """Logits [len(rows), V] after penalties, bias, min_tokens and masks: `logits` itself if
+        there is nothing to change, else a copy."""
+        masked = masks.rows if masks is not None else {}
+        touched = [
+            index
+            for index, row in enumerate(rows)
+            if row.sequence_id in masked or self._changes_logits(row)
+        ]
         in_place = [row.row for row in rows] == list(range(logits.shape[0]))
         if in_place and not touched:
             return logits
@@ -108,7 +115,10 @@ class Sampler:
         if touched:
             self._apply_penalties(adjusted, rows)
             self._apply_logit_bias(adjusted, rows)
-            self._suspend_stops(adjusted, rows)
+            # A mask has taken them away already, where it leaves something else.
+            self._suspend_stops(adjusted, rows, but=masked)
+            if masks is not None and masked:
+                self._apply_masks(adjusted, rows, masks)
         return adjusted
 
     def _changes_logits(self, row: SamplingRow) -> bool:
@@ -162,12 +172,18 @@ class Sampler:
         if token_ids:
             adjusted[self._integers(indexes), self._integers(token_ids)] += self._floats(biases)
 
-    def _suspend_stops(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> None:
-        """Removes what would end a sequence before its min_tokens."""
+    def _suspend_stops(
+        self, adjusted: Tensor, rows: Sequence[SamplingRow], but: Container[int]
+    ) -> None:
+        """Removes what would end a sequence before its min_tokens.
+
+        Args:
+            but: ids of sequences that are left alone.
+        """
         indexes: list[int] = []
         token_ids: list[int] = []
         for index, row in enumerate(rows):
-            if len(row.output_token_ids) < row.params.min_tokens:
+            if row.sequence_id not in but and len(row.output_token_ids) < row.params.min_tokens:
                 stops = set(row.params.stop_token_ids)
                 if not row.params.ignore_eos:
                     stops.update(self._eos_token_ids)
@@ -175,6 +191,13 @@ class Sampler:
                 token_ids += stops
         if token_ids:
             adjusted[self._integers(indexes), self._integers(token_ids)] = -math.inf
+
+    def _apply_masks(self, adjusted: Tensor, rows: Sequence[SamplingRow], masks: Masks) -> None:
+        """Removes what the constraints do not allow."""
+        forbidden = forbidden_tokens(masks.bits, adjusted.shape[1], self._device)
+        for index, row in enumerate(rows):
+            if (mask := masks.rows.get(row.sequence_id)) is not None:
+                adjusted[index].masked_fill_(forbidden[mask], -math.inf)
 
     def _choose(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         """Token ids, one a row of `adjusted`."""

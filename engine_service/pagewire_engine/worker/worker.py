@@ -17,6 +17,8 @@ from pagewire_engine.models.rotary import head_dim_of
 from pagewire_engine.models.weight_loading import load_model
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
+from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.tokenizer_files import load_model_tokenizer
 from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, staging_bytes
 from pagewire_engine.worker.device import find_device
 from pagewire_engine.worker.kernels import Kernels
@@ -41,8 +43,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Worker:
     """Holds the model on one device."""
 
-    def __init__(self, config: EngineConfig, files: ModelFiles) -> None:
+    def __init__(
+        self, config: EngineConfig, files: ModelFiles, grammars: GrammarCompiler | None = None
+    ) -> None:
         """Loads everything.
+
+        Args:
+            config: the engine's settings.
+            files: the model's.
+            grammars: what the requests' constraints are compiled by; None: by one of its own.
 
         Raises:
             PagewireError: the model, its files or the settings can't be served.
@@ -54,6 +63,11 @@ class Worker:
         if self._device.type == "cpu":
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
+        self._grammars = grammars or GrammarCompiler(
+            lambda: load_model_tokenizer(config, files.path, files.gguf),
+            vocab_size=self._description.vocab_size,
+            eos_token_ids=self._description.eos_token_ids,
+        )
         self._dtype = _dtype(config.dtype, self._description, self._device)
         self._cache_dtype = _cache_dtype(config.kv_cache_dtype, self._dtype, self._device)
         head_dim = head_dim_of(self._description.hf_config)
@@ -284,6 +298,7 @@ class Worker:
             vocab_size=self._description.vocab_size,
             eos_token_ids=self._description.eos_token_ids,
             device=self._device,
+            grammars=self._grammars,
         )
 
 

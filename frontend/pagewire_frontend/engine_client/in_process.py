@@ -21,6 +21,7 @@ from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.servicer import tokenizer_hash
 from pagewire_engine.stats_message import stats_message, window_message
+from pagewire_engine.structured_output import start_compiling
 from pagewire_engine.submission import SequencePast
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
@@ -203,13 +204,14 @@ class InProcessEngineClient:
             InvalidArgumentError, AlreadyExistsError, ResourceExhaustedError: it was refused.
             UnavailableError: the client is not started, or closed.
         """
-        if self._engine_loop is None or self._admission is None or self._closed:
+        built, admission = self._built, self._admission
+        if self._engine_loop is None or built is None or admission is None or self._closed:
             raise UnavailableError("the engine client is not running")
         if request.adapter:
             raise FailedPreconditionError(
                 "adapters are not enabled on this engine", field="adapter"
             )
-        submission = self._admission.admit(
+        submission = admission.admit(
             request.request_id,
             request.prompt_token_ids,
             request.sampling_params,
@@ -221,6 +223,11 @@ class InProcessEngineClient:
             ],
             resubmission=bool(request.past),
         )
+        compiling = start_compiling(built.grammars, submission)
+        if compiling is not None:
+            # Others may wait for the same grammar: it is compiled even if this call is cancelled.
+            grammar = await asyncio.shield(asyncio.wrap_future(compiling))
+            submission = replace(submission, grammar=grammar)
         # A name of its own: the outputs of an aborted request and of its successor never mix.
         engine_id = f"{request.request_id}#{next(self._numbers)}"
         mailboxes = self._mailboxes

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from pagewire.beam_search_params import BeamSearchParams, BeamSettings
@@ -26,7 +26,13 @@ from pagewire.sampling_params import (
     SamplingParams,
     check_count,
 )
+from pagewire.structured_output import MAX_CHOICES
 from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
+from pagewire_frontend.openai_api.structured_output import (
+    GUIDED,
+    Constraint,
+    requested_constraint,
+)
 from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 
 MAX_PROMPTS = 1024
@@ -39,6 +45,7 @@ _MOST_ITEMS = {
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_LOGIT_BIASES,
+    "guided_choice": MAX_CHOICES,
 }
 # Values of any kind, by the commas and brackets in a body, those in its texts too: a text with so
 # many has more tokens than any model reads. To parse more holds up all streams for seconds.
@@ -90,6 +97,7 @@ class SamplingBody(BaseModel):
     max_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
     user: str | None = None
     # pagewire's extensions, named as in vLLM.
     top_k: int | None = None
@@ -105,6 +113,19 @@ class SamplingBody(BaseModel):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
+    _constraint: Constraint = PrivateAttr(default_factory=Constraint)
+
+    def model_post_init(self, context: Any) -> None:
+        # Here, where a long body has a thread to itself.
+        guided = {name: getattr(self, name) for name in GUIDED}
+        self._constraint = requested_constraint(
+            self.response_format, self.structured_outputs, guided
+        )
 
     def sampling_params(self, defaults: SamplingParams, **changes: Any) -> SamplingParams:
         """What is set here, over the model's defaults, `changes` over both.
@@ -116,6 +137,8 @@ class SamplingBody(BaseModel):
         changes |= {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
             changes["logit_bias"] = _logit_bias(self.logit_bias)
+        if self._constraint.value is not None:
+            changes["structured_output"] = self._constraint.value
         if self.use_beam_search:
             return self._beam_search(changes)
         for name in ("length_penalty", "early_stopping"):
@@ -142,10 +165,11 @@ class SamplingBody(BaseModel):
     @property
     def field_names(self) -> dict[str, str]:
         """What the client called fields that errors name otherwise."""
-        if not self.use_beam_search:
-            return {}
-        width = "n" if self.best_of is None else "best_of"
-        return {"beam_width": width, "prompt_logprobs": "echo"}
+        names = dict(self._constraint.field_names)
+        if self.use_beam_search:
+            width = "n" if self.best_of is None else "best_of"
+            names |= {"beam_width": width, "prompt_logprobs": "echo"}
+        return names
 
     @property
     def streams(self) -> bool:

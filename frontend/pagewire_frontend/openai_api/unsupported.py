@@ -11,11 +11,8 @@ from pagewire.errors import InvalidArgumentError
 # For each field, the values that ask for nothing. None and absence always do.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     # Both endpoints.
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
@@ -64,7 +61,6 @@ def refuse_unsupported(body: Mapping[str, Any], *, is_chat: bool) -> None:
         value = body.get(name)
         if value is not None and value not in neutral:
             raise InvalidArgumentError(name, f"is not supported by this server{_hint(name)}")
-    _check_response_format(body.get("response_format"))
     options = body.get("stream_options")
     if isinstance(options, dict) and options.get("continuous_usage_stats"):
         raise InvalidArgumentError(
@@ -74,13 +70,3 @@ def refuse_unsupported(body: Mapping[str, Any], *, is_chat: bool) -> None:
 
 def _hint(name: str) -> str:
     return f": {_HINTS[name]}" if name in _HINTS else ""
-
-
-def _check_response_format(response_format: Any) -> None:
-    if response_format is None:
-        return
-    kind = response_format.get("type") if isinstance(response_format, dict) else None
-    if kind != "text":
-        raise InvalidArgumentError(
-            "response_format", "only {'type': 'text'} is supported: output is not constrained yet"
-        )

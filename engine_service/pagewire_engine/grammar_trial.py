@@ -1,0 +1,183 @@
+"""Tries in a process of its own whether a constraint can be compiled.
+
+A constraint is somebody else's program for llguidance, and a hostile one may overflow the stack,
+take all memory, or not come to an end: then it is the trial's process that dies. What has passed is
+compiled once more in the engine.
+
+`python -m pagewire_engine.grammar_trial` reads JSON lines: the vocabulary, then constraints; it
+writes one line for each, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import IO, Any
+
+import orjson
+import psutil
+
+from pagewire.errors import ErrorCode, InvalidArgumentError, PagewireError, error_from_code
+from pagewire.structured_output import FIELD, StructuredOutput
+
+logger = logging.getLogger(__name__)
+
+MAX_SECONDS = 2
+MAX_BYTES = 1 << 30
+_NICENESS = 5
+_STACK_BYTES = 1 << 20
+
+
+class GrammarTrial:
+    """The engine's side: starts the process when it is first needed, and again where it has died.
+    One thread at a time uses it; `close` may be called from any.
+
+    Args:
+        tokenizer_json: the model's.
+        vocab_size: rows of the output embedding.
+        eos_token_ids: the model's end-of-sequence ids.
+    """
+
+    def __init__(
+        self, tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        vocabulary = {
+            "tokenizer_json": tokenizer_json.decode(),
+            "vocab_size": vocab_size,
+            "eos_token_ids": list(eos_token_ids),
+        }
+        self._vocabulary = orjson.dumps(vocabulary)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self) -> None:
+        """Starts the process, unless it runs; it is ready some time later."""
+        with self._lock:
+            if self._closed or (self._process is not None and self._process.poll() is None):
+                return
+            module = "pagewire_engine.grammar_trial"
+            self._process = subprocess.Popen(
+                # -P: see MultiProcessExecutor.
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        self._send(self._vocabulary)
+
+    def try_out(self, constraint: StructuredOutput) -> str:
+        """Compiles a constraint there. Returns its `grammar_text`.
+
+        Raises:
+            InvalidArgumentError: it can't be compiled, or not within the bounds.
+        """
+        self.start()
+        self._send(orjson.dumps(asdict(constraint)))
+        answer = self._receive()
+        if answer is None:
+            logger.warning("A constraint (%s) was more than its trial could take.", constraint.kind)
+            raise InvalidArgumentError(
+                f"{FIELD}.{constraint.kind}",
+                f"takes more than {MAX_SECONDS} s of processor time or {MAX_BYTES >> 20} MiB of "
+                "memory to compile, or is nested too deeply; simplify it",
+            )
+        if "grammar" in answer:
+            return str(answer["grammar"])
+        raise error_from_code(answer["code"], answer["message"], answer["field"])
+
+    def close(self) -> None:
+        """Ends the process. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _send(self, line: bytes) -> None:
+        process = self._process
+        try:
+            if process is not None and process.stdin is not None:
+                process.stdin.write(line + b"\n")
+                process.stdin.flush()
+        except (OSError, ValueError):
+            pass  # it has died: the answer that does not come says so
+
+    def _receive(self) -> dict[str, Any] | None:
+        process = self._process
+        line = process.stdout.readline() if process is not None and process.stdout else b""
+        if not line.endswith(b"\n"):
+            self._bury()
+            return None
+        answer: dict[str, Any] = orjson.loads(line)
+        return answer
+
+    def _bury(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answers until the input ends."""
+    from pagewire_engine.grammars import compiled, grammar_text, make_vocabulary
+
+    given = orjson.loads(requests.readline())
+    vocabulary = make_vocabulary(
+        given["tokenizer_json"].encode(), given["vocab_size"], given["eos_token_ids"]
+    )
+    _limit_memory()
+    for line in requests:
+        _limit_time()
+        try:
+            fields = orjson.loads(line)
+            constraint = StructuredOutput(**fields)
+            grammar = grammar_text(constraint)
+            compiled(constraint, grammar, vocabulary)
+            answer: dict[str, Any] = {"grammar": grammar}
+        except PagewireError as error:
+            answer = {"code": error.code, "message": error.message, "field": error.field}
+        except MemoryError:
+            return
+        except Exception as error:
+            answer = {
+                "code": ErrorCode.INVALID_ARGUMENT,
+                "message": f"can't be compiled ({type(error).__name__})",
+                "field": FIELD,
+            }
+        answers.write(orjson.dumps(answer) + b"\n")
+        answers.flush()
+
+
+def _limit_memory() -> None:
+    size = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES, size + MAX_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_time() -> None:
+    """The system kills the process that takes longer for the next constraint."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(usage.ru_utime + usage.ru_stime) + 1 + MAX_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    """Serves on a thread whose stack is smaller than any that compiles or matches in the engine."""
+    os.nice(_NICENESS)
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()

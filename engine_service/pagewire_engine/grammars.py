@@ -1,0 +1,113 @@
+"""llguidance, as far as it is used here: vocabulary, grammar texts, and matchers.
+
+Imported where the first constraint is compiled, and by `grammar_trial`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError
+from pagewire.structured_output import FIELD, StructuredOutput
+from pagewire_engine.json_schemas import normalised_schema
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_MOST_REASON_CHARACTERS = 500
+# One space or two, or a line break with an indent: what JSON is printed with. Models that are free
+# to write white space without end sometimes do.
+_JSON_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": r"[ ]{1,2}|\r?\n[ \t]{0,32}"}
+NO_TEXT = "no text satisfies it"
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def make_vocabulary(
+    tokenizer_json: bytes, vocab_size: int, eos_token_ids: Sequence[int]
+) -> LLTokenizer:
+    """The vocabulary as llguidance reads it, in a second or so.
+
+    Raises:
+        FailedPreconditionError: it is of a kind that llguidance does not read.
+    """
+    try:
+        content = json.loads(tokenizer_json)
+        content["truncation"] = content["padding"] = None
+        text = json.dumps(content, ensure_ascii=False)
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except Exception as error:  # pyo3 raises several kinds, ValueError among them
+        raise FailedPreconditionError(
+            f"the model's tokenizer does not serve constraints on outputs: {reason(str(error))}",
+            field=FIELD,
+        ) from error
+
+
+def grammar_text(constraint: StructuredOutput) -> str:
+    """The constraint as llguidance reads it.
+
+    Raises:
+        InvalidArgumentError: it is none; the grammar itself is looked at by `compiled`.
+    """
+    if constraint.json_object:
+        return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_JSON_DEFAULTS)
+    if constraint.json_schema is not None:
+        schema = normalised_schema(constraint.json_schema)
+        overrides: JsonCompileOptions = {"lenient": True} if constraint.lenient else {}
+        try:
+            return LLMatcher.grammar_from_json_schema(
+                schema, defaults=_JSON_DEFAULTS, overrides=overrides
+            )
+        except ValueError as error:
+            raise _wrong(constraint, str(error)) from None
+    if constraint.regex is not None:
+        return LLMatcher.grammar_from_regex(constraint.regex)
+    if constraint.choice:
+        texts = (json.dumps(text, ensure_ascii=False) for text in constraint.choice)
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+    try:
+        lark = any_to_lark(constraint.grammar or "")
+    except RecursionError:
+        raise _wrong(constraint, "it is nested too deeply") from None
+    except Exception as error:  # the converter's own, which has no public base
+        raise _wrong(constraint, str(error)) from None
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def compiled(constraint: StructuredOutput, grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
+    """The matcher before the first token, of a `grammar_text`.
+
+    Raises:
+        InvalidArgumentError: the grammar is wrong, too large, or can't be satisfied.
+    """
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        # A grammar that is too complex for its first mask is found out here.
+        first_mask = np.zeros(-(-vocabulary.vocab_size // 32), np.uint32)
+        matcher.unsafe_compute_mask_ptr(first_mask.ctypes.data, first_mask.nbytes)
+    if matcher.is_error():
+        raise _wrong(constraint, matcher.get_error())
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise _wrong(constraint, NO_TEXT)
+    return matcher
+
+
+def reason(error: str) -> str:
+    """An error of llguidance's in one line, without what it tells of its insides."""
+    error = error.split("<state>", 1)[0].replace("<non-verbose/>", "")
+    text = " ".join(line.strip() for line in error.split("\n") if line.strip())
+    if text.startswith("NoExtension"):
+        return NO_TEXT
+    if len(text) > _MOST_REASON_CHARACTERS:
+        text = text[:_MOST_REASON_CHARACTERS] + "..."
+    return text or "no reason is known"
+
+
+def _wrong(constraint: StructuredOutput, error: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{FIELD}.{constraint.kind}", f"can't be served: {reason(error)}")

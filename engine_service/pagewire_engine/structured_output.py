@@ -1,0 +1,300 @@
+"""Constraints on outputs, compiled by llguidance against the model's vocabulary.
+
+A constraint is compiled when its request is admitted, on threads of its own: no step waits for it.
+The worker then takes a copy of the compiled matcher for each sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from pagewire.errors import FailedPreconditionError, PagewireError, ResourceExhaustedError
+from pagewire.structured_output import FIELD, StructuredOutput
+from pagewire_engine.grammar_trial import GrammarTrial
+from pagewire_engine.submission import Submission
+
+if TYPE_CHECKING:
+    # Loaded with the first constraint: most engines never see one.
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+logger = logging.getLogger(__name__)
+
+# Constraints that wait for the compiler; that requests have; and that are kept when none has them.
+_MOST_WAITING = 64
+_MOST_LIVE = 1024
+_MOST_KEPT = 64
+_RETRY_AFTER_S = 1.0
+# All sequences of a step wait for its masks, which take some 50 us each. A new part of a grammar
+# may take 30 ms, once; who needs as long again and again holds up the others.
+_SLOW_MASK_S = 0.02
+_MOST_SLOW_MASKS = 8
+
+
+class Matcher:
+    """A sequence's place in its grammar. Faults do not raise: they are asked for once a mask has
+    been filled."""
+
+    __slots__ = ("_num_slow_masks", "inner")
+
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+        self._num_slow_masks = 0
+
+    def fill_timed(self, bits: npt.NDArray[np.uint32]) -> None:
+        """Writes what it allows next, and takes notice where that takes long."""
+        started = time.thread_time()
+        self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._num_slow_masks += time.thread_time() - started > _SLOW_MASK_S
+
+    def advance(self, token_ids: list[int]) -> None:
+        """The sequence has gone on with these tokens."""
+        self.inner.consume_tokens(token_ids)
+
+    def fault(self) -> str | None:
+        """Why the sequence can't go on under its grammar; None if it can."""
+        if self.inner.is_error():
+            from pagewire_engine.grammars import reason
+
+            return f"the output can't be kept to it: {reason(self.inner.get_error())}"
+        if self.inner.is_stopped() and not self.inner.is_accepting():
+            return "it allows nothing that could follow on what has been produced"
+        if self._num_slow_masks > _MOST_SLOW_MASKS:
+            return "it is so ambiguous that each token takes too long; simplify it"
+        return None
+
+
+class CompiledGrammar:
+    """A grammar, and the matcher before the first token. Whoever holds it keeps it known."""
+
+    __slots__ = ("__weakref__", "inner")
+
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+
+
+class GrammarCompiler:
+    """Compiles constraints, and keeps what is in use and what was used last. Its methods may be
+    called from any thread.
+
+    Args:
+        load_files: gives the files of the model's tokenizer; called with the first constraint.
+        vocab_size: rows of the output embedding.
+        eos_token_ids: the model's end-of-sequence ids.
+        num_threads: that fill masks. None: most of the machine's.
+    """
+
+    def __init__(
+        self,
+        load_files: Callable[[], Mapping[str, bytes]],
+        *,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        num_threads: int | None = None,
+    ) -> None:
+        self._load_files = load_files
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(set(eos_token_ids))
+        self._num_threads = num_threads
+        self._lock = threading.Lock()
+        self._compiling: dict[StructuredOutput, Future[CompiledGrammar]] = {}
+        self._live: WeakValueDictionary[StructuredOutput, CompiledGrammar] = WeakValueDictionary()
+        self._kept: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
+        self._compile_lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._no_vocabulary: str | None = None
+        self._trial: GrammarTrial | None = None
+        self._executor: LLExecutor | None = None
+        self._was_slow = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
+
+    def start(
+        self, constraint: StructuredOutput, *, resubmission: bool = False
+    ) -> Future[CompiledGrammar]:
+        """Lets a constraint be compiled, unless it is known.
+
+        Args:
+            constraint: what is to be compiled.
+            resubmission: its request was admitted before: bounds do not apply.
+
+        Returns:
+            Where the result comes, or InvalidArgumentError for a constraint that can't be served,
+            or FailedPreconditionError where the model's tokenizer serves none.
+
+        Raises:
+            ResourceExhaustedError: too many wait for the compiler, or are in use.
+        """
+        with self._lock:
+            known = self._live.get(constraint)
+            if known is not None:
+                self._keep(constraint, known)
+                done: Future[CompiledGrammar] = Future()
+                done.set_result(known)
+                return done
+            pending = self._compiling.get(constraint)
+            if pending is not None:
+                return pending
+            if not resubmission:
+                self._check_bounds()
+            future = self._pool.submit(self._compile_and_keep, constraint)
+            self._compiling[constraint] = future
+            return future
+
+    def matcher(self, constraint: StructuredOutput) -> Matcher:
+        """A matcher before the first token. A constraint that is not known any more is compiled
+        here and now.
+
+        Raises:
+            InvalidArgumentError, FailedPreconditionError: see `start`.
+        """
+        known = self._live.get(constraint)
+        if known is None:
+            known = self._compile(constraint)
+            with self._lock:
+                self._keep(constraint, known)
+        return Matcher(known.inner.deep_copy())
+
+    def close(self) -> None:
+        """Ends the thread and the trial. Safe to call twice."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._trial is not None:
+            self._trial.close()
+
+    def fill(self, matchers: Sequence[Matcher], bits: npt.NDArray[np.uint32]) -> None:
+        """Writes what each matcher allows next into its row of `bits`, several at a time.
+
+        Args:
+            matchers: N of them.
+            bits: uint32 [N, ceil(vocab_size / 32)], zeros.
+        """
+        if len(matchers) <= 1 or self._was_slow:
+            self._was_slow = False
+            for matcher, row in zip(matchers, bits, strict=True):
+                matcher.fill_timed(row)
+            return
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor(self._num_threads)
+        rows = [(matcher.inner, index) for index, matcher in enumerate(matchers)]
+        started = time.monotonic()
+        self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits[0].nbytes, len(bits))
+        # Whose fault it was is seen the next time, when each is timed by itself.
+        self._was_slow = time.monotonic() - started > _SLOW_MASK_S
+
+    def _keep(self, constraint: StructuredOutput, grammar: CompiledGrammar) -> None:
+        """Makes it the one used last. Under the lock."""
+        self._live[constraint] = grammar
+        self._kept[constraint] = grammar
+        self._kept.move_to_end(constraint)
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    def _check_bounds(self) -> None:
+        for count, most, what in (
+            (len(self._compiling), _MOST_WAITING, "wait to be compiled"),
+            (len(self._live), _MOST_LIVE, "are in use"),
+        ):
+            if count >= most:
+                raise ResourceExhaustedError(
+                    f"{count} constraints on outputs {what} already, the most at a time; try again "
+                    "later",
+                    field=FIELD,
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+
+    # -- the compiler's thread -----------------------------------------------------------------
+
+    def _compile_and_keep(self, constraint: StructuredOutput) -> CompiledGrammar:
+        try:
+            grammar = self._compile(constraint)
+        except BaseException:
+            with self._lock:
+                del self._compiling[constraint]
+            raise
+        with self._lock:
+            self._keep(constraint, grammar)
+            del self._compiling[constraint]
+        return grammar
+
+    def _compile(self, constraint: StructuredOutput) -> CompiledGrammar:
+        with self._compile_lock:
+            vocabulary = self._load_vocabulary()
+            from pagewire_engine.grammars import compiled
+
+            assert self._trial is not None
+            grammar = self._trial.try_out(constraint)
+            return CompiledGrammar(compiled(constraint, grammar, vocabulary))
+
+    def _load_vocabulary(self) -> LLTokenizer:
+        """The model's vocabulary, made once, with the trial that has another."""
+        if self._no_vocabulary is not None:
+            raise FailedPreconditionError(self._no_vocabulary, field=FIELD)
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = self._make_vocabulary()
+            except PagewireError as error:
+                self._no_vocabulary = error.message
+                raise
+        return self._vocabulary
+
+    def _make_vocabulary(self) -> LLTokenizer:
+        started = time.monotonic()
+        try:
+            from pagewire_engine.grammars import make_vocabulary
+        except ImportError as error:
+            raise FailedPreconditionError(
+                "this engine has no llguidance: pip install 'pagewire[engine]'", field=FIELD
+            ) from error
+        tokenizer_json = self._load_files().get("tokenizer.json")
+        if tokenizer_json is None:
+            raise FailedPreconditionError(
+                "constraints on outputs need the model's tokenizer, and this engine runs without "
+                "(--skip-tokenizer-init)",
+                field=FIELD,
+            )
+        if not self._eos_token_ids:
+            raise FailedPreconditionError(
+                "the model has no end-of-sequence id, which a constrained output ends with: set "
+                "eos_token_id in its generation_config.json",
+                field=FIELD,
+            )
+        self._trial = GrammarTrial(tokenizer_json, self._vocab_size, self._eos_token_ids)
+        self._trial.start()
+        vocabulary = make_vocabulary(tokenizer_json, self._vocab_size, self._eos_token_ids)
+        logger.info(
+            "The vocabulary of %d tokens is ready for constraints on outputs: %.2f s.",
+            self._vocab_size,
+            time.monotonic() - started,
+        )
+        return vocabulary
+
+
+def start_compiling(
+    compiler: GrammarCompiler | None, submission: Submission
+) -> Future[CompiledGrammar] | None:
+    """Lets the constraint of a request be compiled; None where it has none.
+
+    Args:
+        compiler: the engine's; None where it constrains nothing.
+        submission: the request.
+
+    Raises:
+        FailedPreconditionError: the engine constrains nothing.
+        ResourceExhaustedError: see GrammarCompiler.start.
+    """
+    constraint = submission.sampling_params.structured_output
+    if constraint is None:
+        return None
+    if compiler is None:
+        raise FailedPreconditionError("this engine does not constrain outputs", field=FIELD)
+    return compiler.start(constraint, resubmission=submission.resubmission)
