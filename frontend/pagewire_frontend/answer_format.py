@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pagewire.errors import InvalidArgumentError, PagewireError
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import FIELD, StructuredOutput
-from pagewire_frontend.answers import ToolCallDelta
+from pagewire_frontend.answers import ToolCallDelta, openai_call_id
 from pagewire_frontend.chat_template import RenderedChat
 from pagewire_frontend.generation_types import TextDelta
 from pagewire_frontend.reasoning import (
@@ -36,6 +37,7 @@ class AnswerFormat:
     Attributes:
         tool_parser: reads calls; None where none are looked for.
         use: the tools.
+        make_call_id: makes the calls' ids, such as the model's template takes.
         reasoning: the model's; None where none is looked for.
         reasoning_opened: the prompt leaves the reasoning open.
         reasoning_begun: some of it is in the prompt.
@@ -51,6 +53,7 @@ class AnswerFormat:
 
     tool_parser: type[ToolParser] | None = None
     use: ToolUse = field(default_factory=ToolUse)
+    make_call_id: Callable[[], str] = openai_call_id
     reasoning: ReasoningFormat | None = None
     reasoning_opened: bool = False
     reasoning_begun: bool = False
@@ -120,7 +123,10 @@ def answer_format(
         InvalidArgumentError: tools are to be called, or reasoning is to be bounded, and how the
             model writes them is not known.
     """
-    parser = _tool_parser(rendered.template, use, tool_call_parser)
+    if tool_call_parser == "auto":
+        tool_call_parser = recognise_tool_parser(rendered.template) or "none"
+    own_parser = TOOL_PARSERS.get(tool_call_parser)
+    parser = _tool_parser(own_parser, use)
     constraint = constraint_for(use)
     if constraint is not None and constrained:
         raise InvalidArgumentError(
@@ -151,6 +157,7 @@ def answer_format(
     return AnswerFormat(
         tool_parser=parser,
         use=use,
+        make_call_id=openai_call_id if own_parser is None else own_parser.make_id,
         reasoning=None if at_once else reasoning,
         reasoning_opened=opened,
         reasoning_begun=opened and rendered.continued is not None,
@@ -175,19 +182,18 @@ def _check_budget(budget: int, reasoning: ReasoningFormat | None) -> None:
         )
 
 
-def _tool_parser(template: str, use: ToolUse, chosen: str) -> type[ToolParser] | None:
+def _tool_parser(own: type[ToolParser] | None, use: ToolUse) -> type[ToolParser] | None:
     if use.choice is ToolChoice.NONE:
         return None
     if use.choice in FORCED_PARSERS:
         return FORCED_PARSERS[use.choice]
-    name = recognise_tool_parser(template) if chosen == "auto" else chosen
-    if name is None or name == "none":
+    if own is None:
         raise InvalidArgumentError(
             "tools",
             "how this model writes tool calls is not known; send tool_choice='none' to show it the "
             "tools all the same, or start the frontend with --tool-call-parser NAME",
         )
-    return TOOL_PARSERS[name]
+    return own
 
 
 class AnswerParser:
@@ -203,7 +209,9 @@ class AnswerParser:
         self._reasoning = format_.reasoning_parser()
         self._tools: ToolParser | None = None
         if format_.tool_parser is not None:
-            self._tools = format_.tool_parser(format_.use.callable_tools, format_.hidden)
+            self._tools = format_.tool_parser(
+                format_.use.callable_tools, format_.hidden, format_.make_call_id
+            )
 
     def apply(self, delta: TextDelta) -> None:
         """Makes a delta of text one of reasoning, text and calls."""

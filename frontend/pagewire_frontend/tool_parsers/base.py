@@ -33,13 +33,14 @@ class ToolParser(ABC):
     Args:
         tools: OpenAI-shaped definitions.
         hidden: those of the format's markers that are control tokens, which no content shows.
+        make_id: makes the calls' ids; None: as the format has them.
 
     Attributes:
         openers: texts that begin a call, or several.
         closers: texts that end what an opener began.
         inner: the other texts of the format that models have tokens for.
         at_start: whether a call may begin the answer without an opener.
-        make_id: makes the calls' ids.
+        make_id: makes the calls' ids, as the format has them.
     """
 
     openers: ClassVar[tuple[str, ...]] = ()
@@ -49,14 +50,17 @@ class ToolParser(ABC):
     make_id: ClassVar[Callable[[], str]] = staticmethod(openai_call_id)
 
     def __init__(
-        self, tools: Sequence[Mapping[str, Any]], hidden: Collection[str] = frozenset()
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        hidden: Collection[str] = frozenset(),
+        make_id: Callable[[], str] | None = None,
     ) -> None:
         self._schemas: dict[str, Schema] = {
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
         }
         self._hidden = frozenset(hidden)
         self._reader = TextReader()
-        self._out = AnswerPieces(type(self).make_id)
+        self._out = AnswerPieces(make_id or type(self).make_id)
         self._in_call = False
         self._head = 0
         self._steps = self._parse()

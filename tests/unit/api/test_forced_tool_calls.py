@@ -129,6 +129,13 @@ async def test_a_forced_call_comes_without_reasoning() -> None:
     assert client.requests[0].prompt_token_ids == ids_of("Weather?<think>\n</think>\n\n")
 
 
+async def test_a_forced_calls_id_is_one_that_the_models_template_takes() -> None:
+    client = replying(ARGUMENTS, chat_template="{# [TOOL_CALLS] #}{{ messages[0].content }}")
+    _, body = await ask(client, tool_choice=NAMED)
+    (call,) = body["choices"][0]["message"]["tool_calls"]
+    assert len(call["id"]) == 9
+
+
 @pytest.mark.parametrize("choice", [NAMED, "required"])
 async def test_a_call_and_another_format_exclude_each_other(choice: Any) -> None:
     client = replying(ARGUMENTS)
