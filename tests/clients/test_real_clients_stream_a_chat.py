@@ -95,6 +95,43 @@ def test_the_openai_client_reads_chat_logprobs(openai_client: openai.OpenAI) -> 
         assert bytes(position.bytes or []).decode() == position.token
 
 
+CITIES = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Paris"]}}}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_capital",
+            "strict": True,
+            "parameters": {**CITIES, "required": ["city"], "additionalProperties": False},
+        },
+    }
+]
+
+
+@pytest.mark.parametrize(
+    "tool_choice", ["required", {"type": "function", "function": {"name": "find_capital"}}]
+)
+def test_the_openai_client_streams_a_call_that_it_demands(
+    openai_client: openai.OpenAI, tool_choice: Any
+) -> None:
+    with openai_client.chat.completions.stream(
+        model="smollm2",
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=96,
+        tools=TOOLS,
+        tool_choice=tool_choice,
+        parallel_tool_calls=False,
+    ) as stream:
+        for _ in stream:
+            pass
+        answer = stream.get_final_completion().choices[0]
+    assert answer.finish_reason == "tool_calls"
+    (call,) = answer.message.tool_calls or []
+    assert call.function.name == "find_capital"
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Paris")
+
+
 def test_the_openai_client_raises_its_own_errors(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         openai_client.chat.completions.create(model="smollm2", messages=MESSAGES, temperature=-1)
