@@ -26,6 +26,7 @@ _LONGEST_SPLIT = 8192
 _MOST_SPLITS = 64
 _REDUCED_AT_ONCE = 16
 _HEADS_WRITTEN_AT_ONCE = 8
+_AMPLE_SHARED_MEMORY = 161 << 10
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,21 @@ def decode_tile(padded_dim: int, group: int, item_size: int) -> Tile:
     return Tile(rows, keys, num_warps=2 if head_bytes <= 128 else 4, num_stages=4)
 
 
-def chunk_tile(padded_dim: int, item_size: int) -> Tile:
+def chunk_tile(padded_dim: int, item_size: int, shared_memory: int) -> Tile:
     """For heads of padded_dim numbers of item_size bytes.
 
-    128 rows, 64 keys and 3 stages gave 277 to 286 TFLOP/s for prompts of 1024 and 368 for chunks
-    behind 4096 on an H100; with larger heads it is what the registers hold.
+    Two stages go to the block table, which has to be there before a key's address is known, and
+    two to what is being computed with: from 5 on a tile of keys is loaded while another is in use,
+    with fewer each is waited for. 128 rows fill the registers of a multiprocessor. That takes up to
+    161 KiB of shared_memory; where a program can have less, tiles fit the 99 KiB that all have.
     """
     if item_size > 2:
         # No tensor cores: the products are unrolled, and tiles stay small.
         return Tile(16, 32 if padded_dim <= 128 else 16, num_warps=4, num_stages=2)
-    if padded_dim <= 128:
-        return Tile(128, 64, num_warps=8, num_stages=3)
-    return Tile(128, 32, num_warps=8, num_stages=2)
+    keys = 64 if padded_dim <= 128 else 32
+    if shared_memory < _AMPLE_SHARED_MEMORY:
+        return Tile(64, keys, num_warps=4, num_stages=3)
+    return Tile(128, keys, num_warps=8, num_stages=5)
 
 
 def decode_splits(num_programs: int, capacity: int) -> int:
@@ -93,12 +97,14 @@ class TritonAttention(AttentionBackend):
     head_dim_multiple = 1
     fuses_rotation = True
 
-    def __init__(self, dependent_launch: bool) -> None:
+    def __init__(self, dependent_launch: bool, shared_memory: int = _AMPLE_SHARED_MEMORY) -> None:
         """
         Args:
             dependent_launch: whether the device knows programmatic dependent launch.
+            shared_memory: bytes of it that a program can have.
         """
         self.dependent_launch = dependent_launch
+        self.shared_memory = shared_memory
 
     def write_kv(
         self,
@@ -276,7 +282,8 @@ class TritonAttention(AttentionBackend):
         first = metadata.num_decodes
         group = num_heads // num_kv_heads
         padded_dim = _padded(head_dim)
-        tile = chunk_tile(padded_dim, max(query.element_size(), key_cache.element_size()))
+        item_size = max(query.element_size(), key_cache.element_size())
+        tile = chunk_tile(padded_dim, item_size, self.shared_memory)
         packed = min(group, tile.rows)
         launch(
             chunk_attention,
@@ -321,7 +328,10 @@ def load_backend(device: torch.device) -> TritonAttention:
             f"attention backend 'triton' runs on CUDA devices, not on {device}; "
             "use --attention-backend auto, or --device cuda"
         )
-    return TritonAttention(has_dependent_launch(device))
+    properties = torch.cuda.get_device_properties(device)
+    # ROCm's properties don't say.
+    shared_memory: int = getattr(properties, "shared_memory_per_block_optin", 0)
+    return TritonAttention(has_dependent_launch(device), shared_memory)
 
 
 def _check(

@@ -7,70 +7,10 @@ short.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 from pagewire_kernels.gpu.attention_decode import load_rows
-
-
-@triton.jit
-def _attend_tile(
-    q: tl.tensor,
-    key_cache: tl.tensor,
-    value_cache: tl.tensor,
-    table: tl.tensor,
-    first_key: tl.tensor,
-    context: tl.tensor,
-    positions: tl.tensor,
-    kv_head: tl.tensor,
-    scale: tl.tensor,
-    maximum: tl.tensor,
-    total: tl.tensor,
-    result: tl.tensor,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> Any:
-    """Online softmax over BLOCK_N keys; where not MASKED, each row sees all of them."""
-    keys = first_key + tl.arange(0, BLOCK_N)
-    dims = tl.arange(0, PADDED_DIM)
-    in_context = keys < context
-    if MASKED:
-        block = tl.load(table + keys // BLOCK_SIZE, mask=in_context, other=0).to(tl.int64)
-    else:
-        block = tl.load(table + keys // BLOCK_SIZE).to(tl.int64)
-    slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
-    offsets = (slots * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
-    if MASKED or PADDED_DIM != HEAD_DIM:
-        k = load_rows(key_cache + offsets, in_context, dims, HEAD_DIM, PADDED_DIM)
-        v = load_rows(value_cache + offsets, in_context, dims, HEAD_DIM, PADDED_DIM)
-    else:
-        k = tl.load(key_cache + offsets)
-        v = tl.load(value_cache + offsets)
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
-    if MASKED:
-        visible = keys[None, :] <= positions[:, None]
-        if WINDOW > 0:
-            visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
-        scores = tl.where(visible, scores, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
-    shift = new_maximum
-    if MASKED:
-        # A row that has seen no key yet: its weights are 0, not NaN.
-        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-    weights = tl.exp2(scores * scale - shift[:, None])
-    rescale = tl.exp2(maximum - shift)
-    total = total * rescale + tl.sum(weights, 1)
-    result = result * rescale[:, None]
-    v = v.to(q.dtype)
-    result = tl.dot(weights.to(v.dtype), v, result, input_precision="ieee")
-    return new_maximum, total, result
 
 
 @triton.jit(do_not_specialize=["table_stride", "first_sequence"])
@@ -131,42 +71,45 @@ def chunk_attention(
         query_rows = query + (start + tokens).to(tl.int64) * query_stride + heads * HEAD_DIM
         q = load_rows(query_rows[:, None] + dims[None, :], is_row, dims, HEAD_DIM, PADDED_DIM)
 
+        # Keys [begin, end) are some row's, [all_begin, all_end) every row's.
         first_position = context - num_tokens + first_token
         positions = context - num_tokens + tokens
-        # Keys [begin, end) are some row's, [all_begin, all_end) every row's.
         end = tl.minimum(first_position + TOKENS, context)
-        all_end = (first_position + 1) // BLOCK_N * BLOCK_N
+        all_end = first_position + 1
         begin = 0
         all_begin = 0
         if WINDOW > 0:
             begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-            last_begin = tl.maximum(first_position + TOKENS - WINDOW, 0)
-            all_begin = tl.minimum(
-                tl.cdiv(last_begin, BLOCK_N) * BLOCK_N, tl.cdiv(end, BLOCK_N) * BLOCK_N
-            )
+            all_begin = first_position + TOKENS - WINDOW
 
         maximum = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS, PADDED_DIM], tl.float32)
-        if WINDOW > 0:
-            for key in tl.range(begin, all_begin, BLOCK_N, num_stages=STAGES):
-                maximum, total, result = _attend_tile(
-                    q, key_cache, value_cache, table, key, context, positions, kv_head, scale,
-                    maximum, total, result, NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, WINDOW,
-                    BLOCK_N, True,
-                )  # fmt: skip
-        for key in tl.range(all_begin, all_end, BLOCK_N, num_stages=STAGES):
-            maximum, total, result = _attend_tile(
-                q, key_cache, value_cache, table, key, context, positions, kv_head, scale,
-                maximum, total, result, NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, WINDOW,
-                BLOCK_N, False,
-            )  # fmt: skip
-        for key in tl.range(tl.maximum(all_begin, all_end), end, BLOCK_N, num_stages=1):
-            maximum, total, result = _attend_tile(
-                q, key_cache, value_cache, table, key, context, positions, kv_head, scale,
-                maximum, total, result, NUM_KV_HEADS, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, WINDOW,
-                BLOCK_N, True,
-            )  # fmt: skip
+        # One loop, so that loads run ahead to the end: a second one for the tile at the causal edge
+        # would start with nothing loaded.
+        for first_key in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
+            keys = first_key + tl.arange(0, BLOCK_N)
+            in_context = keys < end
+            block = tl.load(table + keys // BLOCK_SIZE, mask=in_context, other=0).to(tl.int64)
+            slots = block * BLOCK_SIZE + keys % BLOCK_SIZE
+            offsets = (slots * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dims[None, :]
+            k = load_rows(key_cache + offsets, in_context, dims, HEAD_DIM, PADDED_DIM)
+            v = load_rows(value_cache + offsets, in_context, dims, HEAD_DIM, PADDED_DIM)
+            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+            if (first_key + BLOCK_N > all_end) | (first_key < all_begin):
+                visible = keys[None, :] <= positions[:, None]
+                if WINDOW > 0:
+                    visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+                scores = tl.where(visible, scores, float("-inf"))
+            new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
+            # A row that has seen no key yet: its weights are 0, not NaN.
+            shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+            weights = tl.exp2(scores * scale - shift[:, None])
+            rescale = tl.exp2(maximum - shift)
+            total = total * rescale + tl.sum(weights, 1)
+            result = result * rescale[:, None]
+            result = tl.dot(weights.to(q.dtype), v.to(q.dtype), result, input_precision="ieee")
+            maximum = new_maximum
 
         result = result / tl.where(total == 0, 1.0, total)[:, None]
         output_rows = (start + tokens).to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads

@@ -5,7 +5,7 @@ Usage: python -m tests.bench.gpu_kernels.attention [--out FILE] [--sweep]
 One line of JSON for each shape: microseconds a call (the median of some replays), the floor (keys,
 values, queries and results once at 2.98 TB/s, or the products at 747 TFLOP/s, which an H100 was
 measured to reach) and the time over it. Calls of one graph read different blocks, more than caches
-hold. --sweep times prompts and chunks with other tiles than the backend's instead.
+hold. --sweep times other tiles than the backend's instead.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import argparse
 import json
 import statistics
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from pagewire_kernels.attention import AttentionMetadata
@@ -34,11 +35,30 @@ _REPLAYS = 15
 DECODES = [(1, 256), (8, 256), (64, 256), (256, 256), (8, 2048), (64, 2048), (64, 8192)]
 CHUNKS = [(16, 1024, 1024), (4, 512, 4096)]  # sequences, new tokens, context
 WRITES = [1, 64, 256, 16384]
-SWEPT = [
-    Tile(rows, keys, num_warps, num_stages)
-    for rows, num_warps in ((64, 4), (128, 4), (128, 8))
-    for keys, num_stages in ((64, 2), (64, 3), (64, 4), (128, 2))
+CHUNK_TILES = [
+    Tile(128, 64, 8, 3),
+    Tile(128, 64, 8, 5),
+    Tile(128, 64, 8, 7),
+    Tile(128, 128, 8, 3),
+    Tile(64, 64, 4, 3),
+    Tile(64, 64, 4, 5),
+    Tile(64, 128, 4, 3),
+    Tile(128, 64, 4, 5),
 ]
+SWEPT_DECODES = [(1, 256), (8, 2048), (64, 256), (64, 2048)]
+DECODE_TILES = [
+    Tile(16, keys, num_warps, num_stages)
+    for keys, num_warps, num_stages in (
+        (64, 4, 4),
+        (64, 2, 4),
+        (64, 4, 5),
+        (64, 2, 5),
+        (32, 2, 5),
+        (128, 4, 4),
+        (128, 8, 5),
+    )
+]
+DECODE_PROGRAMS = [128, 256, 512]
 
 
 def decode_metadata(tables: np.ndarray, context: int) -> AttentionMetadata:
@@ -173,25 +193,34 @@ def _over(time: float, floor: float) -> dict[str, float]:
     return {"us": round(time, 2), "floor_us": round(floor, 2), "over": round(time / floor, 3)}
 
 
-def swept_lines(backend: TritonAttention, pool: Pool) -> list[dict[str, Any]]:
-    """The prompts and chunks with each tile; what does not fit the device says so."""
-    lines = []
-    for tile in SWEPT:
-        attention.chunk_tile = lambda padded_dim, item_size, tile=tile: tile
-        for shape in CHUNKS:
-            try:
-                lines.append(chunk_line(backend, pool, *shape, tile=str(tile)))
-            except Exception as error:  # of Triton: shared memory or registers
-                lines.append({"test": "chunk", "tile": str(tile), "error": str(error)[:80]})
-                break
-    return lines
+def swept_lines(backend: TritonAttention, pool: Pool) -> Iterator[dict[str, Any]]:
+    """Chunks with each tile, decodes with each tile and number of programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for tile in CHUNK_TILES:
+            patch.setattr(attention, "chunk_tile", lambda *shape, tile=tile: tile)
+            for shape in CHUNKS:
+                yield _tried(chunk_line, backend, pool, *shape, tile=str(tile))
+        for tile in DECODE_TILES:
+            patch.setattr(attention, "decode_tile", lambda *shape, tile=tile: tile)
+            for programs in DECODE_PROGRAMS:
+                patch.setattr(attention, "_DECODE_PROGRAMS", programs)
+                for shape in SWEPT_DECODES:
+                    about = {"tile": str(tile), "programs": programs}
+                    yield _tried(decode_line, backend, pool, *shape, **about)
+
+
+def _tried(line: Callable[..., dict[str, Any]], *shape: Any, **about: Any) -> dict[str, Any]:
+    try:
+        return line(*shape, **about)
+    except Exception as error:  # of Triton: too little shared memory
+        return {**about, "error": str(error)[:80]}
 
 
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", help="file to append the lines to")
-    parser.add_argument("--sweep", action="store_true", help="try other tiles for chunks")
+    parser.add_argument("--sweep", action="store_true", help="try other tiles than the backend's")
     arguments = parser.parse_args()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

@@ -27,8 +27,8 @@ def attend(
     )
 
 
-def check(batch: Batch, window: int | None = None) -> None:
-    got, expected = attend(BACKEND, batch, window), attend(TorchAttention(), batch, window)
+def check(batch: Batch, window: int | None = None, backend: TritonAttention = BACKEND) -> None:
+    got, expected = attend(backend, batch, window), attend(TorchAttention(), batch, window)
     tolerance = TOLERANCES[batch.query.dtype]
     assert got.dtype == batch.query.dtype
     assert got.is_contiguous()
@@ -66,6 +66,11 @@ def test_equals_the_reference_for_any_head_layout(
 ) -> None:
     layout = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     check(make_batch([70], [(33, 33), (90, 21)], **layout, dtype=torch.float16), 60)
+
+
+def test_smaller_tiles_where_shared_memory_is_scarce() -> None:
+    batch = make_batch([], [(90, 80)], num_heads=4, num_kv_heads=1, dtype=torch.float16)
+    check(batch, backend=TritonAttention(False, shared_memory=99 << 10))
 
 
 def test_more_query_heads_than_a_tile_has_rows() -> None:
