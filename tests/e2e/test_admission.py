@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from pagewire.v1 import inference_pb2
+from pagewire_engine.step import StepPlan
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.server import FrontendServer
 from tests.fakes.fake_engine import FakeEngine, fake_config
@@ -22,11 +23,11 @@ from tests.fakes.frontend import grpc_stub
 
 @asynccontextmanager
 async def served(
-    step_time_s: float = 0.05, **config: Any
+    on_execute: Callable[[StepPlan], None] | None = None, **config: Any
 ) -> AsyncIterator[tuple[FakeEngine, FrontendServer, httpx.AsyncClient]]:
     """An engine that runs one sequence at a time, and a frontend that knows no text."""
     settings = fake_config(**({"max_num_seqs": 1} | config))
-    with FakeEngine(settings, step_time_s=step_time_s) as engine:
+    with FakeEngine(settings, step_time_s=0.05, on_execute=on_execute) as engine:
         server = FrontendServer(
             FrontendConfig(
                 engine=engine.target,
@@ -39,7 +40,7 @@ async def served(
         await server.start()
         try:
             base_url = f"http://127.0.0.1:{server.http_port}"
-            async with httpx.AsyncClient(base_url=base_url, timeout=20) as http:
+            async with httpx.AsyncClient(base_url=base_url, timeout=60) as http:
                 yield engine, server, http
         finally:
             await server.stop()
@@ -57,7 +58,7 @@ async def post(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110  # the engine is on other threads
             await asyncio.sleep(0.01)
 
@@ -130,8 +131,8 @@ async def test_a_flood_under_one_key_neither_shuts_out_nor_holds_up_another() ->
             fly(post(http, "big"))
             await until(lambda count=count: live(engine) == count + 1)  # type: ignore[misc]  # default
         assert (await post(http, "big")).status_code == 429
-        # It gets a place at once, though four wait and two have a thousand tokens to go.
-        async with asyncio.timeout(10):
+        # It gets a place at once, though four wait and two have a thousand tokens, 50 s, to go.
+        async with asyncio.timeout(40):
             assert (await post(http, "small", max_tokens=2)).status_code == 200
             metadata = (("authorization", "Bearer small"),)
             answer = await stub.GenerateUnary(request(max_tokens=2), metadata=metadata)
@@ -140,18 +141,18 @@ async def test_a_flood_under_one_key_neither_shuts_out_nor_holds_up_another() ->
 
 async def test_what_waits_too_long_is_deadline_exceeded() -> None:
     async with (
-        served(max_queue_time_s=0.3) as (engine, server, http),
+        served(max_queue_time_s=1.2) as (engine, server, http),
         grpc_stub(server) as stub,
         in_flight(post(http)),
     ):
         await until(lambda: engine.built.engine.stats().num_running == 1)
         response = await post(http)
         assert response.status_code == 504
-        assert "0.3 s" in response.json()["error"]["message"]
+        assert "1.2 s" in response.json()["error"]["message"]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GenerateUnary(request())
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "0.3 s" in (caught.value.details() or "")
+        assert "1.2 s" in (caught.value.details() or "")
         assert engine.built.engine.stats().num_running == 1
 
 
@@ -169,26 +170,26 @@ async def test_a_clients_own_deadline_takes_its_request_out_of_the_queue() -> No
 
 
 async def test_priority_reaches_the_engine_over_http_and_grpc() -> None:
-    order: list[str] = []
+    # By the number of tokens they ask for, in the order in which the engine starts them.
+    started: list[int | None] = []
 
-    async def noting(name: str, work: Any) -> None:
-        await work
-        order.append(name)
+    def note(plan: StepPlan) -> None:
+        started.extend(new.sampling_params.max_tokens for new in plan.new_sequences)
 
     async with (
-        served(step_time_s=0.02) as (engine, server, http),
+        served(on_execute=note) as (engine, server, http),
         grpc_stub(server) as stub,
     ):
         first = asyncio.create_task(post(http))
         await until(lambda: live(engine) == 1)
         calls = []
-        for name, work in (
-            ("late", lambda: post(http, max_tokens=2, priority=5)),
-            ("middle", lambda: stub.GenerateUnary(request(max_tokens=2, priority=3))),
-            ("early", lambda: post(http, max_tokens=2, priority=-1)),
+        for work in (
+            lambda: post(http, max_tokens=4, priority=5),
+            lambda: stub.GenerateUnary(request(max_tokens=3, priority=3)),
+            lambda: post(http, max_tokens=2, priority=-1),
         ):
-            calls.append(asyncio.create_task(noting(name, work())))
+            calls.append(asyncio.ensure_future(work()))
             await until(lambda: waiting(engine) == len(calls))
         first.cancel()
         await asyncio.gather(*calls)
-    assert order == ["early", "middle", "late"]
+    assert started == [1000, 2, 3, 4]

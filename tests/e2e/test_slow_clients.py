@@ -27,6 +27,13 @@ async def server() -> AsyncIterator[FrontendServer]:
         yield running
 
 
+@pytest.fixture
+async def patient() -> AsyncIterator[FrontendServer]:
+    """For requests that are bad, or good, whatever time they take."""
+    async with running_frontend(FakeEngineClient(), request_read_timeout_s=60.0) as running:
+        yield running
+
+
 async def connect(server: FrontendServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", server.http_port)
 
@@ -34,7 +41,7 @@ async def connect(server: FrontendServer) -> tuple[asyncio.StreamReader, asyncio
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the server closes."""
     try:
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 40)
     except ConnectionResetError:
         return b""
 
@@ -65,7 +72,7 @@ async def test_a_request_that_trickles_is_answered_408_and_cut_off(
     trickling.cancel()
     assert b"HTTP/1.1 408 Request Timeout" in answer
     assert b"did not come within" in answer
-    assert TIMEOUT_S / 2 < time.monotonic() - started < 5
+    assert time.monotonic() - started > TIMEOUT_S / 2
     writer.close()
 
 
@@ -87,8 +94,8 @@ async def test_a_connection_that_never_asks_is_closed(server: FrontendServer, be
     ],
     ids=["many", "long", "url"],
 )
-async def test_a_head_without_end_is_answered_431(server: FrontendServer, head: bytes) -> None:
-    reader, writer = await connect(server)
+async def test_a_head_without_end_is_answered_431(patient: FrontendServer, head: bytes) -> None:
+    reader, writer = await connect(patient)
 
     async def send() -> None:
         for at in range(0, len(head), 8192):
@@ -120,9 +127,9 @@ CHUNKED = (
     ids=["trailers", "trailer", "chunk extension"],
 )
 async def test_trailers_and_chunk_extensions_without_end_are_answered_431(
-    server: FrontendServer, endless: bytes
+    patient: FrontendServer, endless: bytes
 ) -> None:
-    reader, writer = await connect(server)
+    reader, writer = await connect(patient)
     writer.write(CHUNKED + b"%x\r\n%b\r\n" % (len(BODY), BODY))
     sent = 0
 
@@ -157,10 +164,10 @@ async def test_a_trailer_is_no_header() -> None:
     assert with_trailer.tenant == without.tenant
 
 
-async def test_small_chunks_and_a_trailer_are_no_matter(server: FrontendServer) -> None:
+async def test_small_chunks_and_a_trailer_are_no_matter(patient: FrontendServer) -> None:
     """Their framing is longer than a head may be."""
     body = b" " * 20_000 + BODY
-    reader, writer = await connect(server)
+    reader, writer = await connect(patient)
     writer.write(CHUNKED)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
     assert len(chunks) > MAX_HEAD_BYTES
@@ -172,19 +179,21 @@ async def test_small_chunks_and_a_trailer_are_no_matter(server: FrontendServer) 
     writer.close()
 
 
-async def test_a_slow_but_steady_upload_is_served(server: FrontendServer) -> None:
+async def test_a_slow_but_steady_upload_is_served() -> None:
     """It takes longer than the timeout, and sends more than ten kilobytes a second."""
+    timeout_s = 1.0
     body = b'{"max_tokens": 4, "prompt": "hi", "user": "' + b"a" * 100_000 + b'"}'
-    reader, writer = await connect(server)
-    writer.write(HEAD.replace(b"host: x", b"host: x\r\nconnection: close") % len(body))
-    started = time.monotonic()
-    for at in range(0, len(body), 5_000):
-        writer.write(body[at : at + 5_000])
-        await writer.drain()
-        await asyncio.sleep(0.06)
-    assert time.monotonic() - started > 1.5 * TIMEOUT_S
-    assert (await rest(reader)).startswith(b"HTTP/1.1 200 OK")
-    writer.close()
+    async with running_frontend(FakeEngineClient(), request_read_timeout_s=timeout_s) as server:
+        reader, writer = await connect(server)
+        writer.write(HEAD.replace(b"host: x", b"host: x\r\nconnection: close") % len(body))
+        started = time.monotonic()
+        for at in range(0, len(body), 5_000):
+            writer.write(body[at : at + 5_000])
+            await writer.drain()
+            await asyncio.sleep(0.08)
+        assert time.monotonic() - started > 1.5 * timeout_s
+        assert (await rest(reader)).startswith(b"HTTP/1.1 200 OK")
+        writer.close()
 
 
 async def test_an_answer_may_take_longer_than_the_request_may() -> None:
@@ -193,7 +202,7 @@ async def test_an_answer_may_take_longer_than_the_request_may() -> None:
         reader, writer = await connect(server)
         body = b'{"prompt": "hi", "max_tokens": 200, "stream": true}'
         writer.write(HEAD % len(body) + body)
-        answer = await asyncio.wait_for(reader.readuntil(b"data: [DONE]"), 20)
+        answer = await asyncio.wait_for(reader.readuntil(b"data: [DONE]"), 60)
         assert answer.startswith(b"HTTP/1.1 200 OK")
         # The connection is kept alive, and a next request is served.
         writer.write(HEAD.replace(b"host: x", b"host: x\r\nconnection: close") % len(BODY) + BODY)
