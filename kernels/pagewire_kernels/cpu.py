@@ -30,10 +30,11 @@ _SIGNATURES = {
     "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
     "pagewire_pack_weight": [ctypes.c_int32] + [_POINTER] * 2 + [_INT] * 4,
     "pagewire_unpack_rows": [ctypes.c_int32] + [_POINTER] * 4 + [_INT] * 2,
-    "pagewire_linear": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 6,
+    "pagewire_linear": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 5 + [ctypes.c_int32, _INT],
     "pagewire_rms_norm": [_POINTER] * 3 + [_INT] * 3 + [ctypes.c_float, _INT],
-    "pagewire_rotate": [_POINTER] * 4 + [_INT] * 5,
+    "pagewire_rotate": [_POINTER] * 4 + [_INT] * 6,
     "pagewire_silu_and_mul": [_POINTER] * 2 + [_INT] * 4,
+    "pagewire_decoder": [_POINTER] * 4,
 }
 
 

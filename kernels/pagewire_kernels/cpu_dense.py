@@ -6,30 +6,16 @@ Weights are fp32, bfloat16, float16 or int8; everything else is fp32, whatever t
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 from pagewire_kernels.cpu import DTYPES, load_library
+from pagewire_kernels.cpu_decoder import CpuDecoder
+from pagewire_kernels.cpu_weights import PackedWeight
+from pagewire_kernels.decoder import DecoderLayer, DecoderShape
 from pagewire_kernels.dense import DenseBackend
 from pagewire_kernels.quantization import Int8Weight
-
-
-@dataclass(frozen=True)
-class PackedWeight:
-    """A linear's weight in the order its kernel reads it.
-
-    Attributes:
-        panels: [ceil(outputs / P), depth, P]; P outputs lie side by side.
-        scales: fp32 [ceil(outputs / P) * P] of int8 panels, else None.
-        outputs: rows of the weight that was packed.
-        depth: its columns.
-    """
-
-    panels: torch.Tensor
-    scales: torch.Tensor | None
-    outputs: int
-    depth: int
 
 
 class CpuDense(DenseBackend):
@@ -105,11 +91,38 @@ class CpuDense(DenseBackend):
         self, hidden: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x W^T + b: [T, depth] to [T, outputs]."""
+        output = torch.empty((hidden.shape[0], weight.outputs))
+        self._multiply(hidden, weight, bias, output, accumulate=False)
+        return output
+
+    def linear_add(
+        self,
+        hidden: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+    ) -> torch.Tensor:
+        """residual + x W^T + b, [T, outputs], in place of the residual."""
+        _check(residual)
+        self._multiply(hidden, weight, bias, residual, accumulate=True)
+        return residual
+
+    def _multiply(
+        self,
+        hidden: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None,
+        output: torch.Tensor,
+        *,
+        accumulate: bool,
+    ) -> None:
         _check(hidden)
         num_tokens, depth = hidden.shape
-        if depth != weight.depth:
-            raise ValueError(f"the input has {depth} columns, the weight {weight.depth}")
-        output = torch.empty((num_tokens, weight.outputs))
+        if depth != weight.depth or output.shape != (num_tokens, weight.outputs):
+            raise ValueError(
+                f"an input of {list(hidden.shape)}, a weight of {weight.outputs} x {weight.depth} "
+                f"and an output of {list(output.shape)} do not fit together"
+            )
         self._library.pagewire_linear(
             DTYPES[weight.panels.dtype],
             hidden.data_ptr(),
@@ -122,9 +135,9 @@ class CpuDense(DenseBackend):
             depth,
             hidden.stride(0),
             output.stride(0),
+            accumulate,
             torch.get_num_threads(),
         )
-        return output
 
     def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As ops.rms_norm, over the last dimension."""
@@ -159,6 +172,7 @@ class CpuDense(DenseBackend):
             num_heads,
             head_dim,
             heads.stride(0),
+            output.stride(0),
             torch.get_num_threads(),
         )
         return output
@@ -177,6 +191,10 @@ class CpuDense(DenseBackend):
             torch.get_num_threads(),
         )
         return output
+
+    def decoder(self, shape: DecoderShape, layers: Sequence[DecoderLayer]) -> CpuDecoder:
+        """The layers as one call; attention is this library's too."""
+        return CpuDecoder(self._library, shape, layers)
 
 
 def _address(vector: torch.Tensor | None) -> int | None:

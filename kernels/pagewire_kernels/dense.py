@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from pagewire_kernels import ops
+from pagewire_kernels.decoder import Decoder, DecoderLayer, DecoderShape
 from pagewire_kernels.quantization import Int8Weight
 
 # MKL repacks the right operand of a product. Of a matrix as tall as an output embedding that is
@@ -101,6 +103,11 @@ class DenseBackend(ABC):
     def logits(self, hidden: torch.Tensor, weight: Any) -> torch.Tensor:
         """A linear whose product may be fp32 or, on a GPU, of the model's dtype: [R, vocab]."""
         return self.linear(hidden, weight).float()
+
+    def decoder(self, shape: DecoderShape, layers: Sequence[DecoderLayer]) -> Decoder | None:
+        """All these layers of norm, attention with rotary positions, norm and SwiGLU as one; None
+        where they are better computed one operation after another."""
+        return None
 
 
 class TorchDense(DenseBackend):

@@ -26,6 +26,8 @@ from pagewire_engine.models.layers import (
     Rotation,
 )
 from pagewire_engine.models.rotary import RotaryTable, head_dim_of
+from pagewire_kernels.decoder import Decoder, DecoderLayer, DecoderShape
+from pagewire_kernels.dense import DenseBackend
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -127,9 +129,31 @@ class LlamaDecoderLayer(nn.Module):
         output: torch.Tensor = self.mlp(hidden, self.post_attention_layernorm)
         return output
 
+    def weights(self) -> DecoderLayer:
+        """What a fused layer computes with."""
+        attention, mlp = self.self_attn, self.mlp
+        return DecoderLayer(
+            input_norm=self.input_layernorm.weight,
+            post_norm=self.post_attention_layernorm.weight,
+            query_norm=attention.q_norm.weight if attention.norms_heads else None,
+            key_norm=attention.k_norm.weight if attention.norms_heads else None,
+            qkv=attention.qkv_proj.matrix,
+            output=attention.o_proj.matrix,
+            gate_up=mlp.gate_up_proj.matrix,
+            down=mlp.down_proj.matrix,
+            qkv_bias=attention.qkv_proj.bias,
+            output_bias=attention.o_proj.bias,
+            gate_up_bias=mlp.gate_up_proj.bias,
+            down_bias=mlp.down_proj.bias,
+            sliding_window=attention.attention.sliding_window,
+        )
 
-class LlamaModel(nn.Module):
+
+class LlamaModel(KernelUser):
     """The decoder without its head."""
+
+    _fused: Decoder | None = None
+    _may_be_fused: bool = False
 
     def __init__(self, config: Any, max_model_len: int) -> None:
         super().__init__()
@@ -140,15 +164,42 @@ class LlamaModel(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryTable(config, max_model_len, torch.get_default_dtype())
 
+    def use_kernels(self, dense: DenseBackend) -> None:
+        super().use_kernels(dense)
+        # The layers take over the backend after this; they are fused when they are first needed.
+        self._fused, self._may_be_fused = None, True
+
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        hidden = self.embed_tokens(token_ids)
+        hidden: torch.Tensor = self.embed_tokens(token_ids)
         rotation = self.rotary(positions)
-        for layer in self.layers:
-            hidden = layer(hidden, rotation, context)
+        if self._may_be_fused:
+            self._fused, self._may_be_fused = self._fuse(), False
+        if self._fused is not None:
+            caches = context.key_caches, context.value_caches
+            hidden = self._fused(hidden, *rotation, context.metadata, *caches)
+        else:
+            for layer in self.layers:
+                hidden = layer(hidden, rotation, context)
         output: torch.Tensor = self.norm(hidden)
         return output
+
+    def _fuse(self) -> Decoder | None:
+        """All layers as one operation, if the backend has it and they are of its kind."""
+        first = self.layers[0]
+        if not first.mlp.is_silu:
+            return None
+        attention = first.self_attn
+        shape = DecoderShape(
+            hidden_size=self.norm.weight.shape[0],
+            num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            eps=self.norm.eps,
+            scale=attention.attention.scale,
+        )
+        return self.dense.decoder(shape, [layer.weights() for layer in self.layers])
 
 
 class LlamaForCausalLM(CausalLM):

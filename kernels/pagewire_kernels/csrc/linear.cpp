@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels.h"
 #include "vec.h"
 
 namespace pagewire {
@@ -37,6 +38,7 @@ struct Linear {
   const float* bias;    // or null
   float* output;
   int64_t num_tokens, outputs, depth, input_stride, output_stride;
+  bool accumulate;  // adds to what the output holds
 };
 
 // Inputs of ROWS tokens: as they lie in memory, or reordered so that a step over k reads kRows
@@ -59,9 +61,12 @@ void finish(const Linear& l, const FloatV<W>* sums, int64_t token, int64_t panel
   alignas(64) float tail[kPanel];
   float* out = l.output + token * l.output_stride + column;
   float* to = count == kPanel ? out : tail;
+  if (l.accumulate && to == tail) std::copy_n(out, count, tail);
   for (int v = 0; v < 2; ++v) {
     const FloatV<W> scale = l.scales ? load<W>(l.scales + column + v * W) : broadcast<W>(1.0f);
-    store<W>(to + v * W, sums[v] * scale + load<W>(bias + v * W));
+    FloatV<W> sum = sums[v] * scale + load<W>(bias + v * W);
+    if (l.accumulate) sum = load<W>(to + v * W) + sum;
+    store<W>(to + v * W, sum);
   }
   if (to == tail) std::copy_n(tail, count, out);
 }
@@ -294,10 +299,11 @@ void pagewire_unpack_rows(int32_t dtype, const void* panels, const float* scales
 
 void pagewire_linear(int32_t dtype, const float* input, const void* panels, const float* scales,
                      const float* bias, float* output, int64_t num_tokens, int64_t outputs,
-                     int64_t depth, int64_t input_stride, int64_t output_stride,
+                     int64_t depth, int64_t input_stride, int64_t output_stride, int32_t accumulate,
                      int64_t num_threads) {
-  const pagewire::Linear linear{input,      panels,  scales, bias,         output,
-                                num_tokens, outputs, depth,  input_stride, output_stride};
+  const pagewire::Linear linear{input,   panels,       scales,        bias,
+                                output,  num_tokens,   outputs,       depth,
+                                input_stride, output_stride, accumulate != 0};
   pagewire::with_type(dtype, [&]<typename T>(T*) { pagewire::run<T>(linear, num_threads); });
 }
 }

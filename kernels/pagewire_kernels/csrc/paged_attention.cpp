@@ -7,6 +7,7 @@
 // under any chunking that keeps a row a prefill row.
 
 #include "decode.h"
+#include "kernels.h"
 #include "prefill.h"
 
 namespace pagewire {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels.h"
 #include "vec.h"
 
 namespace pagewire {
@@ -69,18 +70,18 @@ void pagewire_silu_and_mul(const float* input, float* output, int64_t rows, int6
   });
 }
 
-// Rotary positions, i paired with i + dim / 2: input rows of `heads` heads, output contiguous.
+// Rotary positions, i paired with i + dim / 2.
 // cos [tokens][dim] holds its half twice, sin [tokens][dim / 2].
 void pagewire_rotate(const float* input, const float* cos, const float* sin, float* output,
                      int64_t tokens, int64_t heads, int64_t dim, int64_t input_stride,
-                     int64_t num_threads) {
+                     int64_t output_stride, int64_t num_threads) {
   const int64_t half = dim / 2;
   pagewire::for_rows(tokens, heads * dim, num_threads, [&](int64_t t) {
     const float* c = cos + t * dim;
     const float* s = sin + t * half;
     for (int64_t h = 0; h < heads; ++h) {
       const float* in = input + t * input_stride + h * dim;
-      float* out = output + (t * heads + h) * dim;
+      float* out = output + t * output_stride + h * dim;
       for (int64_t i = 0; i < half; ++i) {
         const float low = in[i], high = in[i + half];
         out[i] = low * c[i] - high * s[i];
