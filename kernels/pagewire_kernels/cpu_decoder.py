@@ -76,6 +76,8 @@ class _Step(ctypes.Structure):
 class CpuDecoder:
     """Layers of norm, attention with rotary positions, norm and SwiGLU, each with its residual."""
 
+    attention = "cpu"
+
     def __init__(
         self, library: ctypes.CDLL, shape: DecoderShape, layers: Sequence[DecoderLayer]
     ) -> None:
@@ -102,18 +104,7 @@ class CpuDecoder:
         key_caches: Sequence[torch.Tensor],
         value_caches: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """Takes a step's tokens through all layers, and writes their keys and values.
-
-        Args:
-            hidden: fp32 [T, hidden_size], contiguous; overwritten with the result.
-            cos: fp32 [T, 1, head_dim], as ops.rotate takes it.
-            sin: fp32 [T, 1, head_dim / 2].
-            metadata: the step's batch.
-            key_caches: one [num_blocks, block_size, num_kv_heads, head_dim] a layer.
-            value_caches: the same.
-
-        Returns:
-            `hidden`.
+        """See Decoder. Hidden states, cosines and sines are fp32.
 
         Raises:
             ValueError: dtypes or memory layouts that the kernels do not read.

@@ -118,10 +118,11 @@ class CpuDense(DenseBackend):
     ) -> None:
         _check(hidden)
         num_tokens, depth = hidden.shape
-        if depth != weight.depth or output.shape != (num_tokens, weight.outputs):
+        if depth != weight.depth:
+            raise ValueError(f"the input has {depth} columns, the weight {weight.depth}")
+        if output.shape != (num_tokens, weight.outputs):
             raise ValueError(
-                f"an input of {list(hidden.shape)}, a weight of {weight.outputs} x {weight.depth} "
-                f"and an output of {list(output.shape)} do not fit together"
+                f"the residual is {list(output.shape)}, the product {[num_tokens, weight.outputs]}"
             )
         self._library.pagewire_linear(
             DTYPES[weight.panels.dtype],

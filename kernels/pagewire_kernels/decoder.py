@@ -57,7 +57,13 @@ class DecoderLayer:
 
 
 class Decoder(Protocol):
-    """Several decoder layers as one operation."""
+    """Several decoder layers as one operation, cache writes and attention among them.
+
+    Attributes:
+        attention: the name of the attention backend whose work it does.
+    """
+
+    attention: str
 
     def __call__(
         self,

@@ -176,9 +176,11 @@ class LlamaModel(KernelUser):
         rotation = self.rotary(positions)
         if self._may_be_fused:
             self._fused, self._may_be_fused = self._fuse(), False
-        if self._fused is not None:
-            caches = context.key_caches, context.value_caches
-            hidden = self._fused(hidden, *rotation, context.metadata, *caches)
+        if self._fused is not None and self._fused.attention == context.backend.name:
+            cos, sin = rotation
+            hidden = self._fused(
+                hidden, cos, sin, context.metadata, context.key_caches, context.value_caches
+            )
         else:
             for layer in self.layers:
                 hidden = layer(hidden, rotation, context)
@@ -187,10 +189,10 @@ class LlamaModel(KernelUser):
 
     def _fuse(self) -> Decoder | None:
         """All layers as one operation, if the backend has it and they are of its kind."""
-        first = self.layers[0]
-        if not first.mlp.is_silu:
+        layers = [layer for layer in self.layers if isinstance(layer, LlamaDecoderLayer)]
+        attention = layers[0].self_attn
+        if not layers[0].mlp.is_silu:
             return None
-        attention = first.self_attn
         shape = DecoderShape(
             hidden_size=self.norm.weight.shape[0],
             num_heads=attention.num_heads,
@@ -199,7 +201,7 @@ class LlamaModel(KernelUser):
             eps=self.norm.eps,
             scale=attention.attention.scale,
         )
-        return self.dense.decoder(shape, [layer.weights() for layer in self.layers])
+        return self.dense.decoder(shape, [layer.weights() for layer in layers])
 
 
 class LlamaForCausalLM(CausalLM):

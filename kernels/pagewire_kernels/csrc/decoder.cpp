@@ -11,7 +11,7 @@ namespace {
 
 // The feed-forward layer goes through its tokens in parts: what lies between its products then
 // stays in cache, and takes no memory that grows with the step.
-constexpr int64_t kTokensAtOnce = 384;
+constexpr int64_t kTokensAtOnce = 96;
 
 // As cpu_decoder.py lays them out: 8 bytes a field.
 struct Matrix {

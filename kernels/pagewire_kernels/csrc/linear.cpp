@@ -29,7 +29,8 @@ constexpr int64_t kTokensAtOnce = 96;           // their inputs stay in the seco
 constexpr int64_t kTokensToPack = 64;           // from here on it pays to reorder the inputs too
 constexpr int64_t kPartsToWiden = 3;            // from here on it pays to widen a panel first
 constexpr int64_t kPiecesPerThread = 6;
-constexpr int64_t kParallelFlops = 1 << 20;     // below it a second thread costs more than it saves
+constexpr int64_t kAhead = 512;                 // bytes asked for before they are needed
+constexpr int64_t kParallelFlops = 1 << 19;     // below it a second thread costs more than it saves
 
 struct Linear {
   const float* input;
@@ -79,6 +80,12 @@ void multiply(const Linear& l, const T* weights, Inputs<PACKED> inputs, int64_t 
   const int64_t size = l.depth * kPanel;
   FloatV<W> sums[ROWS][PANELS][2] = {};
   for (int64_t k = 0; k < l.depth; ++k) {
+    if constexpr (ROWS == 1 && sizeof(T) < sizeof(float)) {
+      // One token waits for memory, and a panel is too short for the hardware to guess far ahead.
+      for (int p = 0; p < PANELS; ++p) {
+        __builtin_prefetch(reinterpret_cast<const char*>(weights + p * size + k * kPanel) + kAhead);
+      }
+    }
     for (int p = 0; p < PANELS; ++p) {
       const FloatV<W> left = load<W>(weights + p * size + k * kPanel);
       const FloatV<W> right = load<W>(weights + p * size + k * kPanel + W);
