@@ -177,7 +177,7 @@ class LlamaModel(KernelUser):
         if self._may_be_fused:
             self._fused, self._may_be_fused = self._fuse(), False
         if self._fused is not None and self._fused.attention == context.backend.name:
-            cos, sin = rotation
+            cos, sin = rotation.angles
             hidden = self._fused(
                 hidden, cos, sin, context.metadata, context.key_caches, context.value_caches
             )
