@@ -60,6 +60,7 @@ class Worker:
         self._times = StartupTimes()
         with self._times.phase("device"):
             self._device = find_device(config.device)
+        self._quantizes = _quantizes(config, self._device)
         if self._device.type == "cpu":
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
@@ -244,7 +245,7 @@ class Worker:
                 device=self._device,
                 dummy_seed=config.seed if config.load_format == "dummy" else None,
                 dense=self._kernels.dense,
-                quantize=_quantizes(config, self._device),
+                quantize=self._quantizes,
             )
         except torch.OutOfMemoryError as error:
             _, total = torch.cuda.mem_get_info(self._device)
