@@ -2,7 +2,8 @@
 
 Usage: python tests/bench/gpu_kernels/dense.py [--models 1B 8B] [--out FILE]
 
-One line of JSON for each measurement, in CUDA graphs, bf16. `linear` is one of a layer's, the head,
+One line of JSON for each measurement, in CUDA graphs, bf16; with --out they go to the file, and the
+best three cuts of each linear to standard output. `linear` is one of a layer's, the head,
 or `chain`: all linears of a step in order with norms and activations, attention left out. Every
 layer has weights of its own, more than the second-level cache holds. `us` is the best of some
 replays, by launch; `floor_us` the weights' (for `rows` kernels all) bytes over 2.98 TB/s. `what`
@@ -16,7 +17,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,13 @@ from pagewire_kernels.gpu.dense import TritonDense
 from pagewire_kernels.gpu.dense_gemv import GemvConfig, gemv
 from pagewire_kernels.gpu.dense_rows import rms_norm, silu_and_mul
 from pagewire_kernels.gpu.dense_skinny import SkinnyConfig, num_programs, skinny
+from pagewire_kernels.gpu.launch import compiled_only
 
 _BANDWIDTH = 2.98e12
 _EPS = 1e-5
 _REPLAYS = 7
 _LAUNCHES = 8
+_TOLD = 3
 _CHAIN_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 
 _GEMV = (
@@ -131,9 +133,9 @@ class Bench:
     def run(self) -> None:
         """Compiles everything, then measures everything."""
         cases = [case for linear in self._linears for case in self._cases(linear)]
-        with ThreadPoolExecutor(16) as pool:
-            list(pool.map(self._try, cases))
-        torch.cuda.synchronize()
+        with compiled_only():
+            for case in cases:
+                case.call(self._weights[case.linear.name][0])
         for case in cases:
             self._measure(case)
         self._rows_kernels()
@@ -196,19 +198,14 @@ class Bench:
             options["residual"] = _normal(rows, linear.rows) * 0
         return options
 
-    def _try(self, case: _Case) -> None:
-        """Compiles; what can't be is told when it is measured."""
-        try:
-            case.call(self._weights[case.linear.name][0])
-        except Exception as error:
-            case.error = f"{type(error).__name__}: {error}"[:200]
-
     def _measure(self, case: _Case) -> None:
         line = {"linear": case.linear.name, "rows": case.rows, "what": case.what}
-        if case.error:
-            self._write({"model": self._model, **line, "error": case.error})
-            return
         weights = self._weights[case.linear.name]
+        try:
+            case.call(weights[0])
+        except Exception as error:  # Triton's, of any kind: too much shared memory, say
+            self._write({"model": self._model, **line, "error": f"{error!r:.200}"})
+            return
 
         def all_layers() -> None:
             for weight in weights:
@@ -283,7 +280,6 @@ class _Case:
     rows: int
     what: str
     call: Callable[[torch.Tensor], torch.Tensor]
-    error: str = ""
 
 
 def graph_microseconds(calls: Callable[[], None]) -> float:
@@ -331,28 +327,47 @@ def _skinny_name(config: SkinnyConfig) -> str:
     return name
 
 
+def summarise(lines: list[dict[str, Any]]) -> None:
+    """The best cuts of each linear and number of rows, with cuBLAS's time, a line each."""
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for line in lines:
+        if "error" in line:
+            print(
+                f"{line['model']} {line['linear']} {line['rows']} {line['what']}: {line['error']}"
+            )
+        else:
+            groups.setdefault((line["model"], line["linear"], line["rows"]), []).append(line)
+    for (model, linear, rows), group in groups.items():
+        group.sort(key=lambda line: line["us"])
+        told = [x for i, x in enumerate(group) if i < _TOLD or x["what"] == "cublas"]
+        times = "; ".join(f"{x['us']:.1f} {x['what']}" for x in told)
+        print(f"{model} {linear} {rows}, floor {group[0]['floor_us']:.1f}: {times}")
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(_MODELS), choices=list(_MODELS))
-    parser.add_argument("--out", type=Path, help="a file for the lines, besides standard output")
+    parser.add_argument("--out", type=Path, help="a file for the lines; tells only the best then")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("there is no CUDA device")
     torch.manual_seed(0)
     card = torch.cuda.get_device_name()
-    lines: list[str] = []
+    lines: list[dict[str, Any]] = []
 
     def write(line: dict[str, Any]) -> None:
-        lines.append(json.dumps({"bench": "dense", "card": card, **line}))
-        print(lines[-1], flush=True)
+        lines.append({"bench": "dense", "card": card, **line})
+        if arguments.out is None:
+            print(json.dumps(lines[-1]), flush=True)
 
     with torch.inference_mode():
         for model in arguments.models:
             Bench(model, write).run()
             torch.cuda.empty_cache()
     if arguments.out is not None:
-        arguments.out.write_text("".join(line + "\n" for line in lines))
+        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summarise(lines)
 
 
 if __name__ == "__main__":
