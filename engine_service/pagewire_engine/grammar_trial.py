@@ -4,12 +4,13 @@ A constraint is somebody else's program for llguidance, and a hostile one may ov
 take all memory, or not come to an end: then it is the trial's process that dies. What has passed is
 compiled once more in the engine.
 
-`python -m pagewire_engine.grammar_trial` reads JSON lines: the vocabulary, then constraints; it
-writes one line for each, and ends with its input.
+`python -m pagewire_engine.grammar_trial` reads JSON lines: the vocabulary, then constraints. It
+writes a line for each, and ends with its input.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import resource
@@ -18,20 +19,40 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import orjson
 import psutil
 
-from pagewire.errors import ErrorCode, InvalidArgumentError, PagewireError, error_from_code
+from pagewire.errors import (
+    ErrorCode,
+    InternalError,
+    InvalidArgumentError,
+    PagewireError,
+    error_from_code,
+)
 from pagewire.structured_output import FIELD, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
 MAX_SECONDS = 2
-MAX_BYTES = 1 << 30
+MAX_BYTES = 512 << 20
+# For one that neither ends nor computes.
+_MOST_WAIT_S = 120.0
 _NICENESS = 5
 _STACK_BYTES = 1 << 20
+
+
+class Passed(NamedTuple):
+    """A constraint that can be compiled.
+
+    Attributes:
+        grammar: its `grammar_text`.
+        num_bytes: of memory that it takes.
+    """
+
+    grammar: str
+    num_bytes: int
 
 
 class GrammarTrial:
@@ -56,6 +77,7 @@ class GrammarTrial:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._is_ready = False
 
     def start(self) -> None:
         """Starts the process, unless it runs; it is ready some time later."""
@@ -68,16 +90,23 @@ class GrammarTrial:
                 [sys.executable, "-P", "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                # A Ctrl-C is its parent's business.
+                start_new_session=True,
             )
+            self._is_ready = False
         self._send(self._vocabulary)
 
-    def try_out(self, constraint: StructuredOutput) -> str:
-        """Compiles a constraint there. Returns its `grammar_text`.
+    def try_out(self, constraint: StructuredOutput) -> Passed:
+        """Compiles a constraint there.
 
         Raises:
             InvalidArgumentError: it can't be compiled, or not within the bounds.
+            InternalError: the process can't be started.
         """
         self.start()
+        if not self._is_ready and self._receive() is None:
+            raise InternalError("the process that tries constraints out did not start; see its log")
+        self._is_ready = True
         self._send(orjson.dumps(asdict(constraint)))
         answer = self._receive()
         if answer is None:
@@ -88,7 +117,7 @@ class GrammarTrial:
                 "memory to compile, or is nested too deeply; simplify it",
             )
         if "grammar" in answer:
-            return str(answer["grammar"])
+            return Passed(answer["grammar"], answer["num_bytes"])
         raise error_from_code(answer["code"], answer["message"], answer["field"])
 
     def close(self) -> None:
@@ -111,7 +140,12 @@ class GrammarTrial:
 
     def _receive(self) -> dict[str, Any] | None:
         process = self._process
-        line = process.stdout.readline() if process is not None and process.stdout else b""
+        line = b""
+        if process is not None and process.stdout is not None:
+            end = threading.Timer(_MOST_WAIT_S, process.kill)
+            end.start()
+            line = process.stdout.readline()
+            end.cancel()
         if not line.endswith(b"\n"):
             self._bury()
             return None
@@ -135,14 +169,19 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         given["tokenizer_json"].encode(), given["vocab_size"], given["eos_token_ids"]
     )
     _limit_memory()
+    _answer(answers, {"ready": True})
     for line in requests:
         _limit_time()
+        _give_back_memory()
+        before = psutil.Process().memory_info().rss
         try:
             fields = orjson.loads(line)
             constraint = StructuredOutput(**fields)
             grammar = grammar_text(constraint)
-            compiled(constraint, grammar, vocabulary)
-            answer: dict[str, Any] = {"grammar": grammar}
+            matcher = compiled(constraint, grammar, vocabulary)
+            size = max(0, psutil.Process().memory_info().rss - before)
+            answer: dict[str, Any] = {"grammar": grammar, "num_bytes": size}
+            del matcher
         except PagewireError as error:
             answer = {"code": error.code, "message": error.message, "field": error.field}
         except MemoryError:
@@ -153,8 +192,19 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
                 "message": f"can't be compiled ({type(error).__name__})",
                 "field": FIELD,
             }
-        answers.write(orjson.dumps(answer) + b"\n")
-        answers.flush()
+        _answer(answers, answer)
+
+
+def _answer(answers: IO[bytes], answer: dict[str, Any]) -> None:
+    answers.write(orjson.dumps(answer) + b"\n")
+    answers.flush()
+
+
+def _give_back_memory() -> None:
+    """Lets the next constraint's memory show as growth, where the C library can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _limit_memory() -> None:

@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Constraints that wait for the compiler; that requests have; and that are kept when none has them.
+# Constraints that wait for the compiler; that are in use or kept, and their memory; and that are
+# kept when no request has them any more.
 _MOST_WAITING = 64
 _MOST_LIVE = 1024
+_MOST_LIVE_BYTES = 1 << 30
 _MOST_KEPT = 64
+_MOST_KEPT_BYTES = 128 << 20
 _RETRY_AFTER_S = 1.0
 # All sequences of a step wait for its masks, which take some 50 us each. A new part of a grammar
 # may take 30 ms, once; who needs as long again and again holds up the others.
@@ -74,12 +77,18 @@ class Matcher:
 
 
 class CompiledGrammar:
-    """A grammar, and the matcher before the first token. Whoever holds it keeps it known."""
+    """A grammar, and the matcher before the first token. Whoever holds it keeps it known.
 
-    __slots__ = ("__weakref__", "inner")
+    Attributes:
+        inner: the matcher, to be copied.
+        num_bytes: about the memory that it takes.
+    """
 
-    def __init__(self, inner: LLMatcher) -> None:
+    __slots__ = ("__weakref__", "inner", "num_bytes")
+
+    def __init__(self, inner: LLMatcher, num_bytes: int = 0) -> None:
         self.inner = inner
+        self.num_bytes = num_bytes
 
 
 class GrammarCompiler:
@@ -196,18 +205,22 @@ class GrammarCompiler:
         self._live[constraint] = grammar
         self._kept[constraint] = grammar
         self._kept.move_to_end(constraint)
-        if len(self._kept) > _MOST_KEPT:
+        while (
+            len(self._kept) > _MOST_KEPT
+            or sum(each.num_bytes for each in self._kept.values()) > _MOST_KEPT_BYTES
+        ):
             self._kept.popitem(last=False)
 
     def _check_bounds(self) -> None:
+        num_bytes = sum(each.num_bytes for each in list(self._live.values()))
         for count, most, what in (
-            (len(self._compiling), _MOST_WAITING, "wait to be compiled"),
-            (len(self._live), _MOST_LIVE, "are in use"),
+            (len(self._compiling), _MOST_WAITING, "constraints on outputs wait to be compiled"),
+            (len(self._live), _MOST_LIVE, "constraints on outputs are in use"),
+            (num_bytes, _MOST_LIVE_BYTES, "bytes are taken by constraints on outputs"),
         ):
             if count >= most:
                 raise ResourceExhaustedError(
-                    f"{count} constraints on outputs {what} already, the most at a time; try again "
-                    "later",
+                    f"{count} {what}, the most at a time; try again later",
                     field=FIELD,
                     retry_after_s=_RETRY_AFTER_S,
                 )
@@ -232,8 +245,9 @@ class GrammarCompiler:
             from pagewire_engine.grammars import compiled
 
             assert self._trial is not None
-            grammar = self._trial.try_out(constraint)
-            return CompiledGrammar(compiled(constraint, grammar, vocabulary))
+            passed = self._trial.try_out(constraint)
+            matcher = compiled(constraint, passed.grammar, vocabulary)
+            return CompiledGrammar(matcher, passed.num_bytes)
 
     def _load_vocabulary(self) -> LLTokenizer:
         """The model's vocabulary, made once, with the trial that has another."""

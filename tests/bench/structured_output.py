@@ -1,4 +1,4 @@
-"""What constraints on outputs cost: `python tests/bench/structured_output.py [--rows N]`.
+"""What constraints on outputs cost: `python tests/bench/structured_output.py [--rows N --steps N]`.
 
 Decodes the small real model with and without constraints, and prints one JSON object: the seconds
 until the vocabulary was ready, and for each kind of constraint the time to compile it, and by row
@@ -28,7 +28,6 @@ from pagewire_engine.worker.grammar_masks import GrammarMasks
 from pagewire_engine.worker.sampler import Sampler
 from pagewire_frontend.model_download import smollm2_path
 
-STEPS = 48
 PROMPT = [504, 3575, 282, 4649, 314]
 PERSON = {
     "type": "object",
@@ -66,20 +65,24 @@ class Timed:
 
 
 def decode(
-    executor: SingleProcessExecutor, first_id: int, constraint: StructuredOutput | None, rows: int
+    executor: SingleProcessExecutor,
+    first_id: int,
+    constraint: StructuredOutput | None,
+    rows: int,
+    num_steps: int,
 ) -> list[float]:
     """Seconds of each decode step of `rows` sequences."""
     params = SamplingParams(structured_output=constraint, ignore_eos=True, temperature=0.8)
     ids = range(first_id, first_id + rows)
     new = [NewSequence(i, 0, i, PROMPT, [], params) for i in ids]
-    blocks = 1 + (len(PROMPT) + STEPS) // 16
+    blocks = 1 + (len(PROMPT) + num_steps) // 16
     parts = [
         ScheduledSequence(i, 0, len(PROMPT), 0, [n * blocks + b for b in range(blocks)], (i,))
         for n, i in enumerate(ids)
     ]
     executor.execute(StepPlan(0, new, parts))
     seconds = []
-    for step in range(STEPS):
+    for step in range(num_steps):
         start = len(PROMPT) + step
         parts = [ScheduledSequence(i, start, 1, blocks, [], (i,)) for i in ids]
         started = time.perf_counter()
@@ -87,7 +90,7 @@ def decode(
         seconds.append(time.perf_counter() - started)
     executor.execute(
         StepPlan(
-            STEPS + 1,
+            num_steps + 1,
             [NewSequence(first_id + rows, 0, 0, PROMPT, [], SamplingParams())],
             [ScheduledSequence(first_id + rows, 0, len(PROMPT), 0, [0, 1, 2, 3], ())],
             forgotten=[*ids],
@@ -99,7 +102,8 @@ def decode(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", type=int, default=32)
-    rows = parser.parse_args().rows
+    parser.add_argument("--steps", type=int, default=48)
+    rows, num_steps = (arguments := parser.parse_args()).rows, arguments.steps
     config = EngineConfig(model=str(smollm2_path()), num_gpu_blocks_override=8 * rows)
     files = resolve_model(config)
     description = load_description(files, config)
@@ -115,8 +119,8 @@ def main() -> None:
     told: dict[str, Any] = {"rows": rows, "first_constraint_s": time.perf_counter() - started}
     masks = Timed(GrammarMasks, "masks")
     applied = Timed(Sampler, "_apply_masks")
-    decode(executor, 0, None, rows)
-    free = statistics.median(decode(executor, 1000, None, rows))
+    decode(executor, 0, None, rows, num_steps)
+    free = statistics.median(decode(executor, 1000, None, rows, num_steps))
     told["free_step_ms"] = 1e3 * free
     for number, (name, constraint) in enumerate(KINDS.items(), start=2):
         started = time.perf_counter()
@@ -124,7 +128,7 @@ def main() -> None:
         compile_s = time.perf_counter() - started
         masks.seconds.clear()
         applied.seconds.clear()
-        steps = decode(executor, 1000 * number, constraint, rows)
+        steps = decode(executor, 1000 * number, constraint, rows, num_steps)
         by_step = [a + b for a, b in zip(masks.seconds[1:], applied.seconds[1:], strict=False)]
         told[name] = {
             "compile_ms": 1e3 * compile_s,

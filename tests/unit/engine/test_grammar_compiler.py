@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagewire.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from pagewire.errors import (
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
 from pagewire.structured_output import StructuredOutput
-from pagewire_engine import structured_output
+from pagewire_engine import grammar_trial, structured_output
 from pagewire_engine.structured_output import GrammarCompiler
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
@@ -193,9 +198,31 @@ def test_one_constraint_is_compiled_once_for_all_who_wait(
     grammars = [future.result(WAIT_S) for future in [*futures, again]]
     assert compiler.start(many[0]).result(WAIT_S) is grammars[0]
     assert started == [*many[:3], many[4]]
-    monkeypatch.setattr(structured_output, "_MOST_LIVE", 4)
-    with pytest.raises(ResourceExhaustedError):
-        compiler.start(many[3])
+    for bound, value in (("_MOST_LIVE", 4), ("_MOST_LIVE_BYTES", 0)):
+        with monkeypatch.context() as bounded:
+            bounded.setattr(structured_output, bound, value)
+            with pytest.raises(ResourceExhaustedError):
+                compiler.start(many[3])
+    compiler.close()
+
+
+def test_the_memory_of_a_grammar_is_known() -> None:
+    compiler = GrammarCompiler(lambda: FILES, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    words = StructuredOutput(choice=tuple(f"some word or other, number {n}" for n in range(4000)))
+    held = compiler.start(words).result(WAIT_S)
+    assert held.num_bytes > 1 << 20
+    small = compiler.start(StructuredOutput(regex="a")).result(WAIT_S)
+    assert small.num_bytes < held.num_bytes
+    compiler.close()
+
+
+def test_a_trial_that_can_not_start_is_no_fault_of_the_constraint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_trial.sys, "executable", "/bin/false")
+    compiler = GrammarCompiler(lambda: FILES, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    with pytest.raises(InternalError, match="did not start"):
+        compiler.start(StructuredOutput(regex="a")).result(WAIT_S)
     compiler.close()
 
 
