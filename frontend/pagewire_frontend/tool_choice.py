@@ -180,17 +180,14 @@ def _with_shared_definitions(
 ) -> dict[str, Any]:
     """A schema as part of another: its definitions move to `definitions`, by names of their own,
     since references count from the root."""
+    own = {key: value for key in _DEFINITIONS if isinstance(value := schema.get(key), Mapping)}
     moved = {
-        f"#/{key}/{name}": f"#/$defs/{prefix}{name}"
-        for key in _DEFINITIONS
-        for name in schema.get(key) or ()
+        f"#/{key}/{name}": f"#/$defs/{prefix}{name}" for key, value in own.items() for name in value
     }
-    for key in _DEFINITIONS:
-        for name, definition in (schema.get(key) or {}).items():
+    for value in own.values():
+        for name, definition in value.items():
             definitions[prefix + name] = _rewritten(definition, moved)
-    return {
-        key: _rewritten(value, moved) for key, value in schema.items() if key not in _DEFINITIONS
-    }
+    return {key: _rewritten(value, moved) for key, value in schema.items() if key not in own}
 
 
 def _rewritten(value: Any, moved: Mapping[str, str]) -> Any:

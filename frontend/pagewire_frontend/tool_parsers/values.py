@@ -22,28 +22,34 @@ _TYPE_NAMES: dict[type, tuple[str, ...]] = {
     dict: ("object",),
     type(None): ("null",),
 }
-_MOST_REFERENCES = 8
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(
+    schema: Any, root: Mapping[str, Any], known: dict[str, frozenset[str]] | None = None
+) -> frozenset[str]:
     """JSON's names of the types that a schema allows; empty where it does not tell.
 
     Args:
         schema: of one argument.
         root: the schema that it is part of, for its references.
-        depth: of references and alternatives so far.
+        known: what references stand for. Each is looked up once, for a client may have made them
+            refer to one another without end.
     """
-    if not isinstance(schema, Mapping) or depth > _MOST_REFERENCES:
+    known = {} if known is None else known
+    if not isinstance(schema, Mapping):
         return frozenset()
     if isinstance(reference := schema.get("$ref"), str):
-        return types_of(_referred(reference, root), root, depth + 1)
+        if reference not in known:
+            known[reference] = frozenset()
+            known[reference] = types_of(_referred(reference, root), root, known)
+        return known[reference]
     if isinstance(named := schema.get("type"), str):
         return frozenset((named,))
     if isinstance(named, list):
         return frozenset(name for name in named if isinstance(name, str))
     for key in ("anyOf", "oneOf"):
         if isinstance(alternatives := schema.get(key), list):
-            each = [types_of(one, root, depth + 1) for one in alternatives]
+            each = [types_of(one, root, known) for one in alternatives]
             return frozenset().union(*each) if all(each) else frozenset()
     if isinstance(values := schema.get("enum"), list):
         return frozenset(name for value in values for name in _TYPE_NAMES.get(type(value), ()))

@@ -83,6 +83,12 @@ def test_required_demands_a_list_of_calls_of_any_tool() -> None:
     assert schema_of(single)["maxItems"] == 1
 
 
+@pytest.mark.parametrize("definitions", [[1], "x", None, {"a": 1}])
+def test_definitions_that_are_none_are_left_to_the_schemas_compiler(definitions: Any) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "$defs": definitions}}
+    assert constraint_for(tool_use([{"type": "function", "function": function}], "required"))
+
+
 @pytest.mark.parametrize("use", [ToolUse(), tool_use(TOOLS), tool_use(TOOLS, "none")])
 def test_other_choices_leave_the_model_free(use: ToolUse) -> None:
     assert constraint_for(use) is None

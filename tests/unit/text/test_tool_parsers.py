@@ -17,6 +17,7 @@ from pagewire_frontend.reasoning import REASONING_FORMATS
 from pagewire_frontend.tool_parsers import TOOL_PARSERS
 from pagewire_frontend.tool_parsers.base import ToolParser
 from pagewire_frontend.tool_parsers.forced import NamedCallParser, RequiredCallsParser
+from pagewire_frontend.tool_parsers.values import types_of
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -331,6 +332,14 @@ def test_a_call_that_has_begun_stays_one_with_what_was_written(
 ) -> None:
     (_, (call,)) = parse(parser_of(name), list(text))
     assert call[1] == arguments
+
+
+def test_references_without_end_cost_no_time() -> None:
+    many = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}] * 200
+    root = {"$defs": {"a": {"anyOf": many}, "b": {"anyOf": many}, "c": {"type": "string"}}}
+    assert types_of({"anyOf": many}, root) == frozenset()
+    assert types_of({"$ref": "#/$defs/c"}, root) == {"string"}
+    assert types_of({"$ref": "#/$defs/none"}, root) == frozenset()
 
 
 def test_arguments_come_as_they_are_written() -> None:
