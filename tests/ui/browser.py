@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+# Milliseconds.
+expect.set_options(timeout=30_000)
 # The flags keep it from asking anything of any host but the page's.
 ARGUMENTS = [
     "--no-sandbox",

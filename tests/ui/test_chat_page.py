@@ -26,13 +26,13 @@ def test_an_answer_is_streamed_with_the_settings_of_the_page(
     asked_hosts: set[str] = set()
     page.on("request", lambda request: asked_hosts.add(urlsplit(request.url).hostname or ""))
     page.reload()
-    expect(page.locator("#head")).to_contain_text("fake-model", timeout=20_000)
+    expect(page.locator("#head")).to_contain_text("fake-model")
     page.locator("#system-prompt textarea").fill("Be brief.")
     page.locator("#seed textarea").fill("17")
     send(page, "hello there")
-    expect(answer(page)).to_contain_text("You said: hello there", timeout=20_000)
+    expect(answer(page)).to_contain_text("You said: hello there")
     status = page.locator("#status")
-    expect(status).to_contain_text("4 tokens", timeout=20_000)
+    expect(status).to_contain_text("4 tokens")
     expect(status).to_contain_text("tok/s")
     expect(status).to_contain_text("prompt 7 tokens")
     request = frontend.requests[-1]
@@ -44,7 +44,7 @@ def test_an_answer_is_streamed_with_the_settings_of_the_page(
     assert (params.seed, params.max_tokens) == (17, 512)
     assert (round(params.temperature, 3), round(params.top_p, 3)) == (0.7, 0.95)
     send(page, "and more")
-    expect(answer(page)).to_contain_text("You said: and more", timeout=20_000)
+    expect(answer(page)).to_contain_text("You said: and more")
     assert [m.role for m in frontend.requests[-1].messages] == [
         "system",
         "user",
@@ -62,7 +62,7 @@ def test_an_answer_is_streamed_with_the_settings_of_the_page(
 def test_empty_boxes_leave_the_choice_to_the_server(page: Page, frontend: FakeInference) -> None:
     page.locator("#max-tokens textarea").fill("")
     send(page, "hello")
-    expect(answer(page)).to_contain_text("You said: hello", timeout=20_000)
+    expect(answer(page)).to_contain_text("You said: hello")
     params = frontend.requests[-1].sampling_params
     assert not params.HasField("max_tokens")
     assert not params.HasField("seed")
@@ -71,14 +71,14 @@ def test_empty_boxes_leave_the_choice_to_the_server(page: Page, frontend: FakeIn
 
 def test_stop_cancels_the_call(page: Page, frontend: FakeInference) -> None:
     send(page, "slow please")
-    expect(answer(page)).to_contain_text("word3", timeout=20_000)
+    expect(answer(page)).to_contain_text("word3")
     page.locator("#message button.stop-button").click()
-    expect(page.locator("#status")).to_contain_text("stopped by you", timeout=20_000)
-    assert frontend.cancelled.wait(10)
+    expect(page.locator("#status")).to_contain_text("stopped by you")
+    assert frontend.cancelled.wait(30)
     # What came stays, and the next message is answered.
     expect(answer(page)).to_contain_text("word3")
     send(page, "hello again")
-    expect(answer(page)).to_contain_text("You said: hello again", timeout=20_000)
+    expect(answer(page)).to_contain_text("You said: hello again")
 
 
 def test_closing_the_page_cancels_the_call(
@@ -87,41 +87,41 @@ def test_closing_the_page_cancels_the_call(
     opened = browser.new_page()
     opened.goto(page_url)
     send(opened, "slow please")
-    expect(answer(opened)).to_contain_text("word1", timeout=20_000)
+    expect(answer(opened)).to_contain_text("word1")
     assert not frontend.cancelled.is_set()
     opened.close()
-    assert frontend.cancelled.wait(20)
+    assert frontend.cancelled.wait(30)
 
 
 def test_a_refusal_is_shown_and_the_message_kept_for_another_try(
     page: Page, frontend: FakeInference
 ) -> None:
     send(page, "fail now")
-    expect(page.get_by_role("alert")).to_contain_text("The server is busy", timeout=20_000)
+    expect(page.get_by_role("alert")).to_contain_text("The server is busy")
     expect(page.locator("#message textarea")).to_have_value("fail now")
 
 
 def test_an_answer_that_breaks_off_keeps_what_came(page: Page, frontend: FakeInference) -> None:
     send(page, "break it")
-    expect(page.get_by_role("alert")).to_contain_text("can't be reached", timeout=20_000)
+    expect(page.get_by_role("alert")).to_contain_text("can't be reached")
     expect(answer(page)).to_contain_text("You said:")
 
 
 def test_the_page_waits_for_a_frontend_that_is_not_up_yet(page: Page, frontend_port: int) -> None:
-    expect(page.locator("#head")).to_contain_text("Waiting for the model server", timeout=20_000)
+    expect(page.locator("#head")).to_contain_text("Waiting for the model server")
     send(page, "anybody?")
-    expect(page.get_by_role("alert")).to_contain_text("can't be reached", timeout=20_000)
+    expect(page.get_by_role("alert")).to_contain_text("can't be reached")
     late = FakeInference()
     late.start(frontend_port)
     try:
-        expect(page.locator("#head")).to_contain_text("fake-model", timeout=20_000)
+        expect(page.locator("#head")).to_contain_text("fake-model")
         page.locator("#message textarea").press("Enter")
-        expect(answer(page)).to_contain_text("You said: anybody?", timeout=20_000)
+        expect(answer(page)).to_contain_text("You said: anybody?")
     finally:
         late.stop()
 
 
 def test_what_a_model_writes_cannot_run_in_the_page(page: Page, frontend: FakeInference) -> None:
     send(page, "<img src=x onerror=\"document.title='owned'\"> <think>hm</think> a&b")
-    expect(answer(page)).to_contain_text("a&b", timeout=20_000)
+    expect(answer(page)).to_contain_text("a&b")
     assert page.title() == "pagewire chat"

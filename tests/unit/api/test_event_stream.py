@@ -55,7 +55,7 @@ class Server:
 
     async def serve(self, connection: Connection) -> None:
         await asyncio.wait_for(
-            self.stream({"type": "http"}, connection.receive, connection.send), 5
+            self.stream({"type": "http"}, connection.receive, connection.send), 30
         )
 
 
@@ -79,25 +79,38 @@ async def test_events_come_as_they_are_emitted_and_end_with_done() -> None:
 
 
 async def test_silence_is_filled_with_comments() -> None:
+    connection = Connection()
+
     async def write(emit: Emit) -> None:
-        await asyncio.sleep(0.12)
+        while len(connection.chunks) < 2:  # noqa: ASYNC110  # any chunk, none of them ours
+            await asyncio.sleep(0.01)
         await emit(b"data: 1\n\n")
 
-    connection, server = Connection(), Server(write, keepalive_s=0.05)
+    server = Server(write, keepalive_s=0.05)
     await server.serve(connection)
     assert connection.status == 200
     assert connection.body.startswith(b": keep-alive\n\n: keep-alive\n\ndata: 1")
 
 
-async def test_no_comments_while_events_flow() -> None:
-    async def write(emit: Emit) -> None:
-        for _ in range(8):
-            await emit(b"data: 1\n\n")
-            await asyncio.sleep(0.02)
+async def test_no_comments_while_events_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time()
 
-    connection, server = Connection(), Server(write, keepalive_s=0.15)
-    await server.serve(connection)
+    async def write(emit: Emit) -> None:
+        nonlocal now
+        for _ in range(20):
+            await emit(b"data: 1\n\n")
+            now += 0.1
+            for _ in range(5):  # time for whoever has slept until now
+                await asyncio.sleep(0)
+
+    connection = Connection()
+    with monkeypatch.context() as clock:
+        clock.setattr(loop, "time", lambda: now)
+        server = Server(write, keepalive_s=0.15)
+        await server.serve(connection)
     assert b"keep-alive" not in connection.body
+    assert connection.body.count(b"data: 1") == 20
 
 
 async def test_an_error_before_the_first_event_is_an_ordinary_response() -> None:
