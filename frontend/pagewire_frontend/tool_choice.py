@@ -99,14 +99,14 @@ def constraint_for(use: ToolUse) -> StructuredOutput | None:
     Raises:
         InvalidArgumentError: the schemas are too long.
     """
-    if use.choice is ToolChoice.NAMED:
-        schema = dict(_parameters(use.callable_tools[0]["function"]))
-    elif use.choice is ToolChoice.REQUIRED:
-        schema = _schema_of_calls(use)
-    else:
+    if use.choice not in (ToolChoice.NAMED, ToolChoice.REQUIRED):
         return None
     strict = any(tool["function"].get("strict") for tool in use.callable_tools)
     try:
+        if use.choice is ToolChoice.NAMED:
+            schema = dict(_parameters(use.callable_tools[0]["function"]))
+        else:
+            schema = _schema_of_calls(use)
         return StructuredOutput(json_schema=json.dumps(schema), lenient=not strict)
     except (InvalidArgumentError, ValueError, RecursionError) as error:
         raise InvalidArgumentError("tools", f"their schemas can't be enforced: {error}") from None

@@ -28,7 +28,10 @@ class XmlCallParser(ToolParser):
         schema = self._schemas.get(tool, {})
         properties = schema.get("properties")
         known = properties.get(argument) if isinstance(properties, dict) else None
-        types = types_of(known, schema)
+        try:
+            types = types_of(known, schema)
+        except RecursionError:  # nested deeper than any type is
+            types = frozenset()
         out.arguments(to_json(argument) + ": ")
         if types == _STRING:
             value = _StringValue(out.arguments)

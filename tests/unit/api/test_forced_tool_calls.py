@@ -10,6 +10,7 @@ import pytest
 from pagewire.errors import InvalidArgumentError
 from pagewire.structured_output import StructuredOutput
 from pagewire_frontend.tool_choice import ToolUse, constraint_for, named_tool, tool_use
+from pagewire_frontend.tool_parsers.xml_calls import Qwen3CoderParser
 from tests.fakes.fake_engine_client import FakeEngineClient, ids_of
 from tests.fakes.frontend import (
     chat_request,
@@ -87,6 +88,20 @@ def test_required_demands_a_list_of_calls_of_any_tool() -> None:
 def test_definitions_that_are_none_are_left_to_the_schemas_compiler(definitions: Any) -> None:
     function = {"name": "f", "parameters": {"type": "object", "$defs": definitions}}
     assert constraint_for(tool_use([{"type": "function", "function": function}], "required"))
+
+
+async def test_schemas_nested_too_deep_are_refused_and_hurt_no_free_answer() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(900):
+        nested = {"anyOf": [nested]}
+    parameters = {"type": "object", "properties": {"a": nested}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    with pytest.raises(InvalidArgumentError) as raised:
+        constraint_for(tool_use(tools, "required"))
+    assert raised.value.field == "tools"
+    parser = Qwen3CoderParser(tools)
+    _, calls = parser.feed("<function=f><parameter=a>1</parameter></function>")
+    assert calls[0].arguments == '{"a": 1}'
 
 
 @pytest.mark.parametrize("use", [ToolUse(), tool_use(TOOLS), tool_use(TOOLS, "none")])
