@@ -226,6 +226,8 @@ class Generation:
                 sampling_params=params.for_candidates() if picks_best else params,
                 tenant=request.tenant,
                 priority=request.priority,
+                # A stop string is looked for as tokens come, and a bound on reasoning counts them.
+                whole=request.whole and not params.stop and request.answer is None,
             )
             stream = await self.client.submit(engine_request)
         except BaseException as error:

@@ -35,6 +35,7 @@ class GenerationRequest:
         tenant: whose fair share it counts on.
         priority: lower runs first.
         answer: how the text is taken apart; None: it is passed on as it is.
+        whole: its updates are read for the end alone: see EngineRequest.
     """
 
     request_id: str = ""
@@ -47,6 +48,7 @@ class GenerationRequest:
     tenant: str = ""
     priority: int = 0
     answer: AnswerFormat | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -324,6 +324,8 @@ async def _run_one(generation: Generation, job: _Job, request_id: str) -> Reques
         prompt_token_ids=job.token_ids,
         sampling_params=job.params,
         priority=job.priority,
+        # To wake a task for each token of each prompt would cost more than a small model's step.
+        whole=True,
     )
     running = await generation.start(request)
     try:

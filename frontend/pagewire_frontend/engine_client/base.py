@@ -81,6 +81,8 @@ class EngineRequest:
         adapter: "" is the base model.
         past: of each of the n sequences, where the request was admitted before and goes on from
             there; its stream then begins after these tokens.
+        whole: the stream is read for its end alone. An engine in this process then wakes the reader
+            once; over the wires tokens come as ever.
     """
 
     request_id: str
@@ -90,6 +92,7 @@ class EngineRequest:
     priority: int = 0
     adapter: str = ""
     past: tuple[PastSequence, ...] = ()
+    whole: bool = False
 
 
 class TokenStream(Protocol):

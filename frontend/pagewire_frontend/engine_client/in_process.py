@@ -234,6 +234,7 @@ class InProcessEngineClient:
         mailbox = Mailbox(
             request.sampling_params.n,
             on_end=lambda: _remove(mailboxes, engine_id),
+            whole=request.whole,
             past=request.past,
         )
         mailboxes[engine_id] = mailbox
@@ -294,7 +295,8 @@ class InProcessEngineClient:
             except MissingTokensError as error:
                 mailbox.fail(InternalError(f"the engine lost count of its tokens: {error}"))
         for mailbox in touched.values():
-            mailbox.wake()
+            if mailbox.ended or not mailbox.whole:
+                mailbox.wake()
         for failure in outputs.failures:
             mailbox = self._mailboxes.get(failure.request_id)
             if mailbox is not None:

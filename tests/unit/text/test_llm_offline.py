@@ -19,8 +19,11 @@ from pagewire import LLM, SamplingParams, load_chat_template
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from pagewire.outputs import RequestTimes
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
+from pagewire_frontend.engine_client.in_process import InProcessEngineClient
+from pagewire_frontend.engine_client.mailbox import Mailbox
 from pagewire_frontend.llm_outputs import RequestMetrics
 from tests.fakes import small_tokenizers
+from tests.fakes.fake_engine import build_fake_engine, fake_config
 from tests.fakes.replaying_client import ReplayingClient, turns_of
 
 TOKENIZER = small_tokenizers.byte_level()
@@ -276,6 +279,22 @@ def test_a_script_that_forgets_to_shut_down_ends_quietly(tmp_path: Path) -> None
     ended = run_script(script)
     assert ended.stdout.split() == ["One", "closed"]
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_prompt_wakes_nobody_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes: list[Mailbox] = []
+    wake = Mailbox.wake
+
+    def counted(mailbox: Mailbox) -> None:
+        wakes.append(mailbox)
+        wake(mailbox)
+
+    monkeypatch.setattr(Mailbox, "wake", counted)
+    params = SamplingParams(max_tokens=40, ignore_eos=True, n=2)
+    with LLM.from_client(InProcessEngineClient(fake_config(), build=build_fake_engine)) as llm:
+        [output] = llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
+    assert [len(answer.token_ids) for answer in output.outputs] == [40, 40]
+    assert len(wakes) == 1
 
 
 @pytest.mark.parametrize(
