@@ -1,6 +1,6 @@
 """Times the triton attention backend on a GPU, inside CUDA graphs.
 
-Usage: python -m tests.bench.gpu_kernels.attention [--out FILE] [--sweep]
+Usage: python -m tests.bench.gpu_kernels.attention [--out FILE] [--sweep] [--head-dim N ...]
 
 One line of JSON for each shape: microseconds a call (the median of some replays), the floor (keys,
 values, queries and results once at 2.98 TB/s, or the products at 747 TFLOP/s, which an H100 was
@@ -29,8 +29,9 @@ BYTES_PER_US, FLOPS_PER_US = 2.983e6, 747e6
 BLOCK_SIZE = 16
 NUM_HEADS, NUM_KV_HEADS = 32, 8
 DTYPE = torch.bfloat16
-_CACHED_BYTES = 100 << 20
-_MOST_CALLS = 32
+_CACHED_BYTES = 200 << 20
+_MOST_TABLES = 128
+_FEWEST_CALLS = 32
 _REPLAYS = 15
 DECODES = [(1, 256), (8, 256), (64, 256), (256, 256), (8, 2048), (64, 2048), (64, 8192)]
 CHUNKS = [(16, 1024, 1024), (4, 512, 4096)]  # sequences, new tokens, context
@@ -126,7 +127,7 @@ class Pool:
         """Tables for the calls of a graph: until they cover more than caches hold."""
         width = -(-context // BLOCK_SIZE)
         table_bytes = batch * width * BLOCK_SIZE * 2 * NUM_KV_HEADS * self.head_dim * 2
-        wanted = max(1, min(_MOST_CALLS, _CACHED_BYTES // table_bytes))
+        wanted = max(1, min(_MOST_TABLES, _CACHED_BYTES // table_bytes))
         count = min(wanted, self.num_blocks // (batch * width))
         return list(self._order[: count * batch * width].reshape(count, batch, width))
 
@@ -147,7 +148,7 @@ def attention_time(backend: TritonAttention, pool: Pool, steps: list[AttentionMe
             )
             for step in steps
         ]
-        * (1 if len(steps) > 8 else 2)
+        * max(1, _FEWEST_CALLS // len(steps))
     )
 
 
@@ -183,7 +184,7 @@ def write_line(backend: TritonAttention, pool: Pool, num_tokens: int) -> dict[st
     caches = (pool.key_cache, pool.value_cache)
     time = microseconds(
         [lambda: backend.rotate_and_write(query, key, value, positions, cos, sin, *caches, slots)]
-        * 10
+        * _FEWEST_CALLS
     )
     line = {"test": "rotate_and_write", "tokens": num_tokens, "head_dim": pool.head_dim}
     return line | _over(time, 2 * heads.nbytes / BYTES_PER_US)
@@ -221,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", help="file to append the lines to")
     parser.add_argument("--sweep", action="store_true", help="try other tiles than the backend's")
+    parser.add_argument("--head-dim", type=int, nargs="*", default=[128, 64], help="sizes of heads")
     arguments = parser.parse_args()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
@@ -234,7 +236,7 @@ def main() -> None:
         print(json.dumps(line | about), flush=True)
         lines.append(line | about)
 
-    for head_dim in (128, 64):
+    for head_dim in arguments.head_dim:
         pool = Pool(head_dim)
         if arguments.sweep:
             for line in swept_lines(backend, pool):
