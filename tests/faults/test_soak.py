@@ -87,7 +87,7 @@ class Soak:
     async def worker(self, numbers: list[int], dice: random.Random) -> None:
         while numbers:
             self.ends[await self.one(numbers.pop(), dice)] += 1
-            if len(numbers) % 1000 == 0:
+            if self.ends.total() % 1000 == 0:
                 gc.collect()
                 self.resident.append(resident_mb())
 

@@ -66,7 +66,7 @@ def test_pieces_of_any_ids_join_to_the_whole_decoded(
 
 
 @families
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data(), cuts=sizes)
 def test_single_control_tokens_are_shown_where_the_others_are_skipped(
     tokenizer: Tokenizer, data: st.DataObject, cuts: list[int]

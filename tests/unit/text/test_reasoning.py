@@ -57,7 +57,7 @@ def test_reasoning_and_answer_are_parted(
     assert parse(ReasoningParser(THINK, opened=opened), list(text)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     pieces=st.lists(st.sampled_from(["<think>", "</think>", "<", "th", "/", "a", " ", "\n", ">"])),
     opened=st.booleans(),

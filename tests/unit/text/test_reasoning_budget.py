@@ -76,7 +76,7 @@ async def run(
 sizes = st.lists(st.integers(1, 7), max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=sizes, budget=st.integers(0, 20))
 async def test_reasoning_is_cut_at_its_budget_however_tokens_come(
     sizes: list[int], budget: int

@@ -253,7 +253,7 @@ def test_calls_and_content_are_parted_whole_and_character_by_character(case: Cas
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_every_cut_of_every_beginning_gives_the_same(case: Case, data: st.DataObject) -> None:
     text = case.text[: data.draw(st.integers(0, len(case.text)))]
@@ -273,7 +273,7 @@ FRAGMENTS = st.one_of(
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(fragments=st.lists(FRAGMENTS, max_size=12), places=st.sets(st.integers(1, 60)))
 def test_no_text_fails_or_depends_on_its_cuts(
     name: str, fragments: list[str], places: set[int]
