@@ -83,8 +83,18 @@ class TokenChooser(Protocol):
 
 
 def load_token_chooser(device: torch.device | str) -> TokenChooser:
-    """The fastest chooser for a device: on CPU the C++ one where it is built, else torch's."""
+    """The fastest chooser for a device.
+
+    On CPU the C++ one where it is built, on CUDA Triton's where that is installed, else torch's.
+    """
     device = torch.device(device)
+    if device.type == "cuda":
+        try:
+            from pagewire_kernels.gpu.sampling import TritonChooser  # it builds on this module
+        except ImportError as error:
+            logger.warning("sampling runs on the torch backend: %s; install triton", error)
+        else:
+            return TritonChooser(device)
     if device.type == "cpu":
         from pagewire_kernels import cpu  # it builds on this module
 

@@ -51,6 +51,7 @@ def compile_launches(module: Any, call: Callable[[], object]) -> list[Any]:
 def _compile(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     names = kernel.arg_names
     constants = {(names.index(name),): options[name] for name in options if name in names}
+    constants |= {(place,): None for place, value in enumerate(arguments) if value is None}
     signature = dict(zip(names, map(_type, arguments), strict=False))
     signature |= {name: "constexpr" for name in options if name in names}
     alike = {
@@ -63,9 +64,15 @@ def _compile(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
             and index not in kernel.do_not_specialize
         )
     }
+    alike |= {
+        (index, place): [["tt.divisibility", 16]]
+        for index, argument in enumerate(arguments)
+        if isinstance(argument, tuple)
+        for place in range(len(argument))
+    }
     source = ASTSource(kernel, signature, constants, alike)
     compiler_options = {
-        name: options[name] for name in ("num_warps", "num_stages") if name in options
+        name: options[name] for name in ("num_warps", "num_stages", "maxnreg") if name in options
     }
     launch_pdl = options.get("dependent", False)
     return triton.compile(
@@ -73,7 +80,11 @@ def _compile(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
     )
 
 
-def _type(argument: Any) -> str:
+def _type(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(map(_type, argument))
     if isinstance(argument, torch.Tensor):
         return _TYPES[argument.dtype]
+    if argument is None:
+        return "constexpr"
     return "fp32" if isinstance(argument, float) else "i32"

@@ -7,6 +7,7 @@ the files are collected as usual: `TRITON_INTERPRET=1 pytest tests/unit/gpu_kern
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -53,6 +54,7 @@ def pytest_pycollect_makemodule(
 
 
 if INTERPRETED:
+    import triton.language as tl
     from triton.runtime import interpreter
 
     _patch_tensors = interpreter._patch_lang_tensor
@@ -63,3 +65,15 @@ if INTERPRETED:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = _patch_tensors_and_indexes
+
+    _patch_language = interpreter._patch_lang
+
+    def _patch_language_once(function: Any) -> Any:
+        """Triton does it again whenever one function calls another, which took half of the time."""
+        modules = [value for value in function.__globals__.values() if inspect.ismodule(value)]
+        languages = [module for module in modules if module in (tl, tl.core)]
+        if any(tl.core.is_builtin(language.load) for language in languages):
+            return _patch_language(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = _patch_language_once
