@@ -293,7 +293,10 @@ SCHEMAS = st.recursive(
 
 
 @given(schema=SCHEMAS, seed=st.integers(0, 2**31), temperature=st.sampled_from([0.0, 1.0, 6.0]))
-@hypothesis_settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 def test_whatever_ends_validates(
     laboratory: Laboratory, schema: dict[str, Any], seed: int, temperature: float
 ) -> None:
