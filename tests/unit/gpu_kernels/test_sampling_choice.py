@@ -135,7 +135,7 @@ def test_equals_the_reference_and_ignores_neighbours(
     assert choose(logits[row : row + 1], columns, [row]) == [together[row]]
 
 
-@pytest.mark.parametrize("vocab_size", [4095, 8193])
+@pytest.mark.parametrize("vocab_size", [4095, 4097])
 def test_equals_the_reference_as_the_work_is_cut_on_the_device(vocab_size: int) -> None:
     logits = make_logits(vocab_size, 7, vocab_size, ties=False, removed=False) / 4
     columns = make_columns(
@@ -152,9 +152,9 @@ def test_equals_the_reference_as_the_work_is_cut_on_the_device(vocab_size: int) 
 
 @pytest.mark.parametrize("filters", [{"top_k": 7}, {"top_p": 0.007}, {"top_k": 9, "top_p": 0.7}])
 def test_a_cut_inside_a_tie_keeps_the_lowest_ids(filters: dict[str, Any]) -> None:
-    columns = make_columns(1000, 6, seed=list(range(6)), **filters)
-    chosen = choose(torch.zeros(6, 1000), columns, config=SamplingConfig())
-    assert chosen == expected(torch.zeros(6, 1000), columns)
+    columns = make_columns(1000, 3, seed=list(range(3)), **filters)
+    chosen = choose(torch.zeros(3, 1000), columns, config=SamplingConfig())
+    assert chosen == expected(torch.zeros(3, 1000), columns)
     assert max(chosen) < 7
 
 
