@@ -85,11 +85,14 @@ class AttentionBackend(Protocol):
         head_dim_multiple: head sizes it can do are multiples of this.
         fuses_rotation: whether `rotate_and_write` is one launch. Where it is not, a caller that
             rotates query and key together, and looks angles up once a step, is faster.
+        capturable: whether decodes read nothing of a step but its tensors and take rows of padding,
+            so that a CUDA graph can replay them: rows with a context of 0 and a slot of -1.
     """
 
     name: str
     head_dim_multiple: int
     fuses_rotation: bool = False
+    capturable: bool = False
 
     def write_kv(
         self,

@@ -108,6 +108,18 @@ class EngineConfig(BaseModel):
         description="Schedule the next step while one is computed. Default: on CUDA, not on CPU, "
         "where both would compete for the cores.",
     )
+    enforce_eager: bool = Field(
+        default=False,
+        description="Launch decode steps kernel by kernel, without CUDA graphs: slower, but ready "
+        "seconds sooner and with more memory for KV blocks.",
+    )
+    max_seq_len_to_capture: int | None = Field(
+        default=None,
+        ge=1,
+        description="Longest sequence whose decode steps are CUDA graphs; with a longer one a step "
+        "is launched kernel by kernel. Default: the longest there can be, since the graphs serve "
+        "every length.",
+    )
     max_waiting_requests: int = Field(
         default=4096,
         ge=1,

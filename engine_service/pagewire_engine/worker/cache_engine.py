@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from pagewire_engine.models.base import KVShape
+from pagewire_engine.worker.staging import to_device
 
 # Blocks pass to and from host memory through a buffer of at most so many bytes: when blocks have to
 # be swapped out, no memory is left on the device for a copy of all of them.
@@ -80,8 +81,8 @@ class CacheEngine:
         if not pairs:
             return
         sources, destinations = zip(*pairs, strict=True)
-        copied = self._pool[:, :, _indexes(sources, self._device)]
-        self._pool[:, :, _indexes(destinations, self._device)] = copied
+        copied = self._pool[:, :, to_device(sources, self._device)]
+        self._pool[:, :, to_device(destinations, self._device)] = copied
 
 
 class _SwapSpace:
@@ -112,7 +113,7 @@ class _SwapSpace:
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         for chunk in self._chunks(pairs):
-            sources = _indexes([device_block for device_block, _ in chunk], self._device)
+            sources = to_device([device_block for device_block, _ in chunk], self._device)
             # The pool's last write and the staging buffer's last transfer come before this.
             self._after_transfers()
             staged = self._staging[: len(chunk)]
@@ -123,7 +124,7 @@ class _SwapSpace:
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         for chunk in self._chunks(pairs):
-            destinations = _indexes([device_block for _, device_block in chunk], self._device)
+            destinations = to_device([device_block for _, device_block in chunk], self._device)
             staged = self._staging[: len(chunk)]
             with self._transfers():
                 for first, held in self._host.runs([cpu_block for cpu_block, _ in chunk]):
@@ -211,9 +212,3 @@ def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:
             yield first, blocks[first], index - first
             first = index
-
-
-def _indexes(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
-    """int64 [len(blocks)]; on CUDA without a wait for what was queued there."""
-    indexes = torch.tensor(blocks, pin_memory=device.type == "cuda")
-    return indexes.to(device, non_blocking=True)

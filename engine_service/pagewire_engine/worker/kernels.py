@@ -50,6 +50,12 @@ class Kernels:
             self._build_if_possible()
         self.dense: DenseBackend = load_dense_backend(self.attention.name, device)
 
+    @property
+    def launch_ahead(self) -> bool:
+        """Whether a step can be launched without a wait for the device, and its decodes be a CUDA
+        graph: torch's attention, the reference, reads lengths on the host and can't."""
+        return self._device.type == "cuda" and self.attention.capturable
+
     def take_built(self) -> bool:
         """Changes to the C++ kernels if a build has ended well since; whether it did so.
 

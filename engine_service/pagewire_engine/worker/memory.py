@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from pagewire.errors import InvalidArgumentError
+from pagewire_engine.worker.cuda_graphs import CudaRecorder, DecodeGraphs
 
 _GIB = 1 << 30
 # On CPU the pool shares the machine with everything else: a share, and never more than this.
@@ -142,6 +143,29 @@ def measure_largest_step(run: Callable[[], object], device: torch.device) -> Dev
     # What torch does not count.
     outside = total - free - torch.cuda.memory_reserved(device)
     return DeviceMemory(total=total, used=used, outside=outside)
+
+
+def measure_graphs(
+    capture: Callable[[DecodeGraphs], object], sizes: Sequence[int], device: torch.device
+) -> int:
+    """Bytes of a GPU that CUDA graphs of these batch sizes will take.
+
+    The largest is captured, whose memory the others share, and another, for what each takes of its
+    own.
+
+    Args:
+        capture: records graphs; they are let go of afterwards.
+        sizes: rising.
+        device: a CUDA device.
+    """
+    if not sizes:
+        return 0
+    recorder = CudaRecorder(device)
+    capture(DecodeGraphs(sizes[-2:], 0, recorder))
+    largest, other = recorder.taken[0], recorder.taken[-1]
+    capture(DecodeGraphs())
+    torch.cuda.empty_cache()
+    return largest + (len(sizes) - 1) * other
 
 
 def gib(num_bytes: int) -> str:

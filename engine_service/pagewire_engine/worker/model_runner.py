@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import torch
 
+from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.layers import ForwardContext
 from pagewire_engine.step import (
     Candidates,
-    PromptLogprobsChunk,
     SampledToken,
     StepPlan,
     StepResult,
@@ -20,11 +20,9 @@ from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.grammar_masks import GrammarMasks
 from pagewire_engine.worker.input_batch import InputBatch
-from pagewire_engine.worker.sampler import Sampler, SamplingRow, prompt_logprobs
+from pagewire_engine.worker.prompt_scores import score_prompts
+from pagewire_engine.worker.sampler import Sampler, SamplingRow
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
-
-# Prompt logprobs need the logits of every row: so many at a time bound their memory.
-_LOGITS_ROWS = 64
 
 
 class ModelRunner:
@@ -59,6 +57,10 @@ class ModelRunner:
         self._backend = attention
         self._sampler.find_kernels()
 
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Computes one step; see Executor.launch."""
+        return LandedStep(self.execute(plan))
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step; see Executor.launch for what an exception leaves behind."""
@@ -72,7 +74,8 @@ class ModelRunner:
         inputs = self._batch.build(plan.scheduled)
         hidden = self._forward(inputs.token_ids, inputs.positions, inputs.metadata)
         starts = inputs.metadata.host_query_start_locations
-        told = self._prompt_logprobs(plan, starts, hidden)
+        new = [self._batch[part.sequence_id].new for part in plan.scheduled]
+        told = score_prompts(self._model, plan.scheduled, new, starts, hidden)
         sampled, candidates, failed, refused = self._sample(plan, starts, hidden)
         for token in sampled:
             self._batch[token.sequence_id].output_token_ids.append(token.token_id)
@@ -129,25 +132,3 @@ class ModelRunner:
             prompt_token_ids=state.new.prompt_token_ids,
             output_token_ids=state.output_token_ids,
         )
-
-    def _prompt_logprobs(
-        self, plan: StepPlan, starts: list[int], hidden: torch.Tensor
-    ) -> list[PromptLogprobsChunk]:
-        told: list[PromptLogprobsChunk] = []
-        for index, part in enumerate(plan.scheduled):
-            state = self._batch[part.sequence_id]
-            num_top = state.new.sampling_params.prompt_logprobs
-            if num_top is None:
-                continue
-            prompt = state.new.prompt_token_ids
-            first = part.start + 1
-            next_ids = prompt[first : part.start + part.num_tokens + 1]
-            positions = []
-            for offset in range(0, len(next_ids), _LOGITS_ROWS):
-                ids = next_ids[offset : offset + _LOGITS_ROWS]
-                row = starts[index] + offset
-                logits = self._model.compute_logits(hidden[row : row + len(ids)])
-                positions += prompt_logprobs(logits, ids, num_top)
-            if positions:
-                told.append(PromptLogprobsChunk(part.sequence_id, first, positions))
-        return told

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -291,7 +292,20 @@ def _position_logprobs(
 ) -> list[PositionLogprobs]:
     """One entry a row of `logits`, with as many alternatives as `counts` says for it."""
     columns = raw_logprobs(logits, token_ids, max(counts))
-    logprobs, ranks, top_logprobs, top_ids = (column.tolist() for column in columns)
+    return as_positions(_as_ints(token_ids), [column.tolist() for column in columns], counts)
+
+
+def as_positions(
+    token_ids: Sequence[int], columns: Sequence[Sequence[Any]], counts: Sequence[int]
+) -> list[PositionLogprobs]:
+    """What is told of N positions.
+
+    Args:
+        token_ids: the token at each.
+        columns: what `raw_logprobs` returned, as lists.
+        counts: alternatives to tell at each; as many as there are, or less.
+    """
+    logprobs, ranks, top_logprobs, top_ids = columns
     return [
         PositionLogprobs(
             token=TokenLogprob(token_id, logprobs[position], ranks[position]),
@@ -303,7 +317,7 @@ def _position_logprobs(
                 )
             ],
         )
-        for position, (token_id, count) in enumerate(zip(_as_ints(token_ids), counts, strict=True))
+        for position, (token_id, count) in enumerate(zip(token_ids, counts, strict=True))
     ]
 
 

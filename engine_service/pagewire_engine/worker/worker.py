@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire_engine.cpus import model_threads
-from pagewire_engine.executor.base import LandedStep, PendingStep
+from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelDescription, ModelFiles, load_description
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.rotary import head_dim_of
@@ -20,6 +21,12 @@ from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.tokenizer_files import load_model_tokenizer
 from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, staging_bytes
+from pagewire_engine.worker.cuda_graphs import (
+    CudaRecorder,
+    DecodeGraphs,
+    graph_sizes,
+    timed_capture,
+)
 from pagewire_engine.worker.device import find_device
 from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.largest_step import largest_step
@@ -28,9 +35,13 @@ from pagewire_engine.worker.memory import (
     default_cpu_cache_bytes,
     default_swap_bytes,
     gib,
+    measure_graphs,
     measure_largest_step,
 )
 from pagewire_engine.worker.model_runner import ModelRunner
+
+if TYPE_CHECKING:
+    from pagewire_engine.worker.device_runner import DeviceRunner
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +89,15 @@ class Worker:
             self._model = self._load_model(files)
         with self._times.phase("compiling"):
             self._compile_ahead()
+        self._max_model_len = self._description.max_model_len
         with self._times.phase("largest step"):
             self._num_blocks = self.profile_num_available_blocks()
         self._num_cpu_blocks = self._num_blocks_of_swap_space()
         self._max_model_len = self._longest_sequence()
         with self._times.phase("KV blocks"):
             self._runner = self._new_runner(self._allocate_cache())
+        with self._times.phase("graphs"):
+            self._prepare_to_launch()
         logger.info(
             "%s in %s on %s, %s attention, %d KV blocks of %d tokens in %s and %d in host memory, "
             "sequences up to %d tokens",
@@ -115,14 +129,14 @@ class Worker:
     @property
     def launches_ahead(self) -> bool:
         """See Executor.launches_ahead."""
-        return False
+        return self._kernels.launch_ahead
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Begins one step; see Executor.launch."""
         if self._kernels.take_built():
             self._model.use_kernels(self._kernels.dense)
             self._runner.use_kernels(self._kernels.attention)
-        return LandedStep(self._runner.execute(plan))
+        return self._runner.launch(plan)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
@@ -170,19 +184,29 @@ class Worker:
 
     def _left_on_device(self) -> int:
         """Bytes of gpu_memory_utilization that the weights and the largest step leave."""
+        cache = self._new_cache(num_blocks=1)
+        cache.clear()  # NaN in old memory would make the sampler skip the rows
+        runner = self._new_runner(cache)
+        memory = measure_largest_step(lambda: self._run_largest_step(runner), self._device)
+        # Blocks are swapped through a buffer that is still to come.
+        left = memory.left(self._config.gpu_memory_utilization)
+        left -= staging_bytes(self._block_bytes())
+        if not isinstance(runner, ModelRunner):
+            left -= measure_graphs(runner.capture, self._graph_sizes(), self._device)
+        return left
+
+    def _run_largest_step(self, runner: ModelRunner | DeviceRunner) -> StepResult:
+        """Runs it, and forgets its sequences. Block 0 is overwritten."""
         config = self._config
         plan = largest_step(
             config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
             config.max_num_seqs,
-            self._description.max_model_len,
+            self._max_model_len,
             config.block_size,
         )
-        cache = self._new_cache(num_blocks=1)
-        cache.clear()  # NaN in old memory would make the sampler skip the rows
-        runner = self._new_runner(cache)
-        memory = measure_largest_step(lambda: runner.execute(plan), self._device)
-        # Blocks are swapped through a buffer that is still to come.
-        return memory.left(config.gpu_memory_utilization) - staging_bytes(self._block_bytes())
+        result = runner.execute(plan)
+        runner.execute(StepPlan(0, forgotten=[each.sequence_id for each in plan.new_sequences]))
+        return result
 
     def _num_blocks_of_swap_space(self) -> int:
         """Blocks of host memory for swapped requests.
@@ -291,16 +315,61 @@ class Worker:
             num_cpu_blocks,
         )
 
-    def _new_runner(self, cache: CacheEngine) -> ModelRunner:
-        return ModelRunner(
+    def _new_runner(self, cache: CacheEngine) -> ModelRunner | DeviceRunner:
+        config, description = self._config, self._description
+        if not self._kernels.launch_ahead:
+            return ModelRunner(
+                self._model,
+                cache,
+                self._kernels.attention,
+                vocab_size=description.vocab_size,
+                eos_token_ids=description.eos_token_ids,
+                device=self._device,
+                grammars=self._grammars,
+            )
+        # Late: it loads triton, which only CUDA needs.
+        from pagewire_engine.worker.device_runner import DeviceRunner
+
+        return DeviceRunner(
             self._model,
             cache,
             self._kernels.attention,
-            vocab_size=self._description.vocab_size,
-            eos_token_ids=self._description.eos_token_ids,
+            vocab_size=description.vocab_size,
+            eos_token_ids=description.eos_token_ids,
             device=self._device,
+            max_num_seqs=config.max_num_seqs,
+            max_num_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
+            max_model_len=description.max_model_len,
             grammars=self._grammars,
         )
+
+    def _graph_sizes(self) -> list[int]:
+        if self._config.enforce_eager:
+            return []
+        return graph_sizes(self._config.max_num_seqs)
+
+    def _prepare_to_launch(self) -> None:
+        """Compiles what is not compiled yet, and records the decode steps as graphs.
+
+        Raises:
+            InvalidArgumentError: there is no memory for it.
+        """
+        runner, sizes = self._runner, self._graph_sizes()
+        if isinstance(runner, ModelRunner):
+            return
+        self._run_largest_step(runner)
+        if not sizes:
+            return
+        longest = self._config.max_seq_len_to_capture or self._max_model_len
+        try:
+            with timed_capture(len(sizes)):
+                runner.capture(DecodeGraphs(sizes, longest, CudaRecorder(self._device)))
+        except torch.OutOfMemoryError as error:
+            raise InvalidArgumentError(
+                self._memory_setting,
+                f"beside the KV cache there is no memory on {self._device} for CUDA graphs; lower "
+                "it or max_num_seqs, or set enforce_eager",
+            ) from error
 
 
 def _warn_of_more_than_is_free(setting: str, memory: int) -> None:

@@ -96,6 +96,7 @@ class TritonAttention(AttentionBackend):
     name = "triton"
     head_dim_multiple = 1
     fuses_rotation = True
+    capturable = True
 
     def __init__(self, dependent_launch: bool, shared_memory: int = _AMPLE_SHARED_MEMORY) -> None:
         """

@@ -1,0 +1,419 @@
+"""The state of all sequences on the device, by slot, and the kernels that keep it.
+
+A decode step needs nothing from the host: its token, its position and its place in the cache follow
+from what the step before left here. What does change comes as one int32 array a step, whose parts
+the kernels find by their offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pagewire_kernels.gpu.launch import launch
+from pagewire_kernels.gpu.sampling import PADDING, SamplingColumns
+
+# Fields of a loaded slot's record, in their order: slot, last token, its position, temperature,
+# min_p, top_k, top_p, the seed's low and high half, sequence index, output position.
+LOAD_FIELDS = 11
+# Fields of a span of block table: slot, first column, where its blocks are, how many.
+SPAN_FIELDS = 4
+# Fields of a part of a step: slot, start, first row, tokens.
+PART_FIELDS = 4
+# A token that the device knows and the host does not: the slot's last one.
+FROM_DEVICE = -1
+
+_BLOCK = 256
+_COLUMNS = 1024
+
+
+@dataclass(frozen=True)
+class BatchState:
+    """What the device knows of S sequences, by slot.
+
+    Attributes:
+        last_token: int32 [S], the last token of prompt + output, sampled ones included.
+        last_position: int32 [S], its position.
+        block_tables: int32 [S, W].
+        sampling: how each is sampled; `position` counts its output tokens.
+    """
+
+    last_token: torch.Tensor
+    last_position: torch.Tensor
+    block_tables: torch.Tensor
+    sampling: SamplingColumns
+
+    @classmethod
+    def empty(cls, num_slots: int, width: int, device: torch.device) -> BatchState:
+        """Of `num_slots` slots, block tables of `width` blocks."""
+
+        def column(dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(num_slots, dtype=dtype, device=device)
+
+        return cls(
+            last_token=column(torch.int32),
+            last_position=column(torch.int32),
+            block_tables=torch.zeros((num_slots, width), dtype=torch.int32, device=device),
+            sampling=SamplingColumns(
+                temperature=column(torch.float32),
+                min_p=column(torch.float32),
+                top_k=column(torch.int32),
+                top_p=column(torch.float32),
+                seed=column(torch.int64),
+                sequence_index=column(torch.int32),
+                position=column(torch.int32),
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """Where a step's inputs are made, for at most R sequences and T tokens, R <= T.
+
+    Attributes:
+        slots: int32 [R], the sequences of a decode step; PADDING where there is none.
+        holds: int32 [R], 1 where a decode step does not advance the sequence.
+        token_ids: int64 [T].
+        positions: int64 [T].
+        slot_mapping: int64 [T]; -1 in rows of padding.
+        context_lengths: int32 [R]; 0 in rows of padding.
+        query_starts: int32 [R + 1], of a step of any kind.
+        row_starts: int32 [R + 1], of a decode step: 0, 1, 2, ...
+        block_tables: int32 [R, W]; what lies beyond a context means nothing.
+        sampled: int32 [R], what `sampling.sample` has chosen.
+    """
+
+    slots: torch.Tensor
+    holds: torch.Tensor
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    context_lengths: torch.Tensor
+    query_starts: torch.Tensor
+    row_starts: torch.Tensor
+    block_tables: torch.Tensor
+    sampled: torch.Tensor
+
+    @classmethod
+    def empty(
+        cls, num_sequences: int, num_tokens: int, width: int, device: torch.device
+    ) -> BatchInputs:
+        """For so many sequences and tokens, block tables of `width` blocks."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            slots=torch.full((num_sequences,), PADDING, dtype=torch.int32, device=device),
+            holds=zeros(num_sequences),
+            token_ids=zeros(num_tokens, dtype=torch.int64),
+            positions=zeros(num_tokens, dtype=torch.int64),
+            slot_mapping=zeros(num_tokens, dtype=torch.int64),
+            context_lengths=zeros(num_sequences),
+            query_starts=zeros(num_sequences + 1),
+            row_starts=torch.arange(num_sequences + 1, dtype=torch.int32, device=device),
+            block_tables=zeros(num_sequences, width),
+            sampled=zeros(num_sequences),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Where the parts of `packed` that `apply_changes` reads begin, and how long they are.
+
+    Attributes:
+        spans_at, num_spans: records of SPAN_FIELDS; a span's blocks are counted from blocks_at.
+        blocks_at: block ids.
+        loads_at, num_loads: records of LOAD_FIELDS; floats as their bits.
+        rows_at, num_rows: slots of a decode step's rows, then as many holds.
+    """
+
+    spans_at: int
+    num_spans: int
+    blocks_at: int
+    loads_at: int
+    num_loads: int
+    rows_at: int
+    num_rows: int
+
+
+def apply_changes(
+    state: BatchState, inputs: BatchInputs, packed: torch.Tensor, changes: Changes
+) -> None:
+    """Writes what the host tells to the state, and the rows of a decode step to the inputs.
+
+    Args:
+        state: of all slots.
+        inputs: whose slots and holds are written.
+        packed: int32, the step's array.
+        changes: what of it to read.
+    """
+    entries = max(changes.num_loads, changes.num_rows)
+    programs = changes.num_spans + triton.cdiv(entries, _BLOCK)
+    sampling = state.sampling
+    launch(
+        _apply_changes,
+        (programs,),
+        packed,
+        changes.spans_at,
+        changes.num_spans,
+        changes.blocks_at,
+        changes.loads_at,
+        changes.num_loads,
+        changes.rows_at,
+        changes.num_rows,
+        state.block_tables,
+        state.block_tables.stride(0),
+        state.last_token,
+        state.last_position,
+        sampling.temperature,
+        sampling.min_p,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.seed,
+        sampling.sequence_index,
+        sampling.position,
+        inputs.slots,
+        inputs.holds,
+        FIELDS=LOAD_FIELDS,
+        SPAN=SPAN_FIELDS,
+        BLOCK=_BLOCK,
+    )
+
+
+def prepare_decodes(state: BatchState, inputs: BatchInputs, num_rows: int, block_size: int) -> None:
+    """Makes the inputs of a decode step from the state and `inputs.slots` alone.
+
+    Args:
+        state: of all slots.
+        inputs: the step's.
+        num_rows: rows of the batch, padding included.
+        block_size: tokens in a block.
+    """
+    width = inputs.block_tables.shape[1]
+    launch(
+        _prepare_decodes,
+        (num_rows, triton.cdiv(width, _COLUMNS)),
+        inputs.slots,
+        state.last_token,
+        state.last_position,
+        state.block_tables,
+        inputs.token_ids,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.context_lengths,
+        inputs.block_tables,
+        width,
+        BLOCK_SIZE=block_size,
+        COLUMNS=_COLUMNS,
+    )
+
+
+def prepare_parts(
+    state: BatchState,
+    inputs: BatchInputs,
+    packed: torch.Tensor,
+    *,
+    parts_at: int,
+    num_parts: int,
+    tokens_at: int,
+    longest: int,
+    width: int,
+    block_size: int,
+) -> None:
+    """Makes the inputs of a step of any kind.
+
+    Args:
+        state: of all slots.
+        inputs: the step's; `slots`, `holds` and `sampled` stay as they are.
+        packed: int32, the step's array.
+        parts_at: where the parts' records of PART_FIELDS begin.
+        num_parts: sequences in the step.
+        tokens_at: where the token ids begin, in the order of rows; FROM_DEVICE stands for the last
+            token of the slot.
+        longest: tokens of the longest part.
+        width: blocks of the longest context.
+        block_size: tokens in a block.
+    """
+    launch(
+        _prepare_parts,
+        (num_parts, triton.cdiv(max(longest, width), _COLUMNS)),
+        packed,
+        parts_at,
+        tokens_at,
+        state.last_token,
+        state.block_tables,
+        inputs.token_ids,
+        inputs.positions,
+        inputs.slot_mapping,
+        inputs.context_lengths,
+        inputs.query_starts,
+        inputs.block_tables,
+        inputs.block_tables.stride(0),
+        FIELDS=PART_FIELDS,
+        FROM_DEVICE=FROM_DEVICE,
+        BLOCK_SIZE=block_size,
+        COLUMNS=_COLUMNS,
+    )
+
+
+@triton.jit(
+    do_not_specialize=[
+        "spans_at", "num_spans", "blocks_at", "loads_at", "num_loads", "rows_at", "num_rows",
+        "table_stride",
+    ]
+)  # fmt: skip
+def _apply_changes(
+    packed: tl.tensor,
+    spans_at: tl.tensor,
+    num_spans: tl.tensor,
+    blocks_at: tl.tensor,
+    loads_at: tl.tensor,
+    num_loads: tl.tensor,
+    rows_at: tl.tensor,
+    num_rows: tl.tensor,
+    tables: tl.tensor,
+    table_stride: tl.tensor,
+    last_token: tl.tensor,
+    last_position: tl.tensor,
+    temperature: tl.tensor,
+    min_p: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    seed: tl.tensor,
+    sequence_index: tl.tensor,
+    output_position: tl.tensor,
+    row_slots: tl.tensor,
+    row_holds: tl.tensor,
+    FIELDS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """The first programs write a span of block table each, the others slots and rows."""
+    program = tl.program_id(0)
+    if program < num_spans:
+        span = packed + spans_at + SPAN * program
+        owner = tl.load(span).to(tl.int64)
+        column = tl.load(span + 1)
+        blocks = packed + blocks_at + tl.load(span + 2)
+        count = tl.load(span + 3)
+        start = count * 0
+        while start < count:
+            offsets = start + tl.arange(0, BLOCK)
+            mask = offsets < count
+            block = tl.load(blocks + offsets, mask=mask, other=0)
+            tl.store(tables + owner * table_stride + column + offsets, block, mask=mask)
+            start += BLOCK
+    else:
+        entry = (program - num_spans) * BLOCK + tl.arange(0, BLOCK)
+        mask = entry < num_loads
+        record = packed + loads_at + FIELDS * entry
+        slot = tl.load(record, mask=mask, other=0)
+        tl.store(last_token + slot, tl.load(record + 1, mask=mask, other=0), mask=mask)
+        tl.store(last_position + slot, tl.load(record + 2, mask=mask, other=0), mask=mask)
+        bits = tl.load(record + 3, mask=mask, other=0)
+        tl.store(temperature + slot, bits.to(tl.float32, bitcast=True), mask=mask)
+        bits = tl.load(record + 4, mask=mask, other=0)
+        tl.store(min_p + slot, bits.to(tl.float32, bitcast=True), mask=mask)
+        tl.store(top_k + slot, tl.load(record + 5, mask=mask, other=0), mask=mask)
+        bits = tl.load(record + 6, mask=mask, other=0)
+        tl.store(top_p + slot, bits.to(tl.float32, bitcast=True), mask=mask)
+        low = tl.load(record + 7, mask=mask, other=0).to(tl.int64) & 0xFFFFFFFF
+        high = tl.load(record + 8, mask=mask, other=0).to(tl.int64)
+        tl.store(seed + slot, (high << 32) | low, mask=mask)
+        tl.store(sequence_index + slot, tl.load(record + 9, mask=mask, other=0), mask=mask)
+        tl.store(output_position + slot, tl.load(record + 10, mask=mask, other=0), mask=mask)
+        mask = entry < num_rows
+        row = packed + rows_at + entry
+        tl.store(row_slots + entry, tl.load(row, mask=mask, other=0), mask=mask)
+        tl.store(row_holds + entry, tl.load(row + num_rows, mask=mask, other=0), mask=mask)
+
+
+@triton.jit(do_not_specialize=["width"])
+def _prepare_decodes(
+    row_slots: tl.tensor,
+    last_token: tl.tensor,
+    last_position: tl.tensor,
+    tables: tl.tensor,
+    token_ids: tl.tensor,
+    positions: tl.tensor,
+    slot_mapping: tl.tensor,
+    context_lengths: tl.tensor,
+    row_tables: tl.tensor,
+    width: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """A row, and so many columns of its block table."""
+    row = tl.program_id(0)
+    slot = tl.load(row_slots + row)
+    used = slot >= 0
+    slot = tl.maximum(slot, 0).to(tl.int64)
+    context = tl.where(used, tl.load(last_position + slot) + 1, 0)
+    table = tables + slot * width
+    if tl.program_id(1) == 0:
+        position = tl.maximum(context - 1, 0)
+        token = tl.where(used, tl.load(last_token + slot), 0)
+        block = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+        place = tl.where(used, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        tl.store(token_ids + row, token.to(tl.int64))
+        tl.store(positions + row, position.to(tl.int64))
+        tl.store(slot_mapping + row, place)
+        tl.store(context_lengths + row, context)
+    first = tl.program_id(1) * COLUMNS
+    num_blocks = (context + BLOCK_SIZE - 1) // BLOCK_SIZE
+    if first < num_blocks:
+        column = first + tl.arange(0, COLUMNS)
+        mask = column < num_blocks
+        blocks = tl.load(table + column, mask=mask, other=0)
+        tl.store(row_tables + row.to(tl.int64) * width + column, blocks, mask=mask)
+
+
+@triton.jit(do_not_specialize=["parts_at", "tokens_at", "table_stride"])
+def _prepare_parts(
+    packed: tl.tensor,
+    parts_at: tl.tensor,
+    tokens_at: tl.tensor,
+    last_token: tl.tensor,
+    tables: tl.tensor,
+    token_ids: tl.tensor,
+    positions: tl.tensor,
+    slot_mapping: tl.tensor,
+    context_lengths: tl.tensor,
+    query_starts: tl.tensor,
+    row_tables: tl.tensor,
+    table_stride: tl.tensor,
+    FIELDS: tl.constexpr,
+    FROM_DEVICE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """So many tokens of a part, and so many columns of its block table."""
+    part = tl.program_id(0)
+    record = packed + parts_at + FIELDS * part
+    slot = tl.load(record).to(tl.int64)
+    start = tl.load(record + 1)
+    first_row = tl.load(record + 2)
+    num_tokens = tl.load(record + 3)
+    context = start + num_tokens
+    table = tables + slot * table_stride
+    index = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    if tl.program_id(1) == 0:
+        tl.store(context_lengths + part, context)
+        tl.store(query_starts + part, first_row)
+        tl.store(query_starts + part + 1, first_row + num_tokens)
+    mask = index < num_tokens
+    row = first_row + index
+    token = tl.load(packed + tokens_at + row, mask=mask, other=0)
+    token = tl.where(token == FROM_DEVICE, tl.load(last_token + slot), token)
+    position = start + index
+    block = tl.load(table + position // BLOCK_SIZE, mask=mask, other=0).to(tl.int64)
+    tl.store(token_ids + row, token.to(tl.int64), mask=mask)
+    tl.store(positions + row, position.to(tl.int64), mask=mask)
+    tl.store(slot_mapping + row, block * BLOCK_SIZE + position % BLOCK_SIZE, mask=mask)
+    mask = index < (context + BLOCK_SIZE - 1) // BLOCK_SIZE
+    blocks = tl.load(table + index, mask=mask, other=0)
+    tl.store(row_tables + part.to(tl.int64) * table_stride + index, blocks, mask=mask)

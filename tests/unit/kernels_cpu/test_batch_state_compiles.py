@@ -1,0 +1,57 @@
+"""The kernels that keep a batch's state compile for an H100, and none waits for a compilation when
+a step is of another size."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from pagewire_kernels.gpu import batch_state
+from pagewire_kernels.gpu.batch_state import BatchInputs, BatchState, Changes
+from tests.fakes.hopper_compiler import compile_launches
+
+CPU = torch.device("cpu")
+STATE = BatchState.empty(8, 32, CPU)
+INPUTS = BatchInputs.empty(4, 64, 32, CPU)
+PACKED = torch.zeros(256, dtype=torch.int32)
+
+
+def apply_changes() -> None:
+    batch_state.apply_changes(STATE, INPUTS, PACKED, Changes(0, 1, 32, 64, 16, 96, 2))
+
+
+def prepare_decodes() -> None:
+    batch_state.prepare_decodes(STATE, INPUTS, 4, block_size=16)
+
+
+def prepare_parts() -> None:
+    batch_state.prepare_parts(
+        STATE,
+        INPUTS,
+        PACKED,
+        parts_at=0,
+        num_parts=1,
+        tokens_at=32,
+        longest=7,
+        width=2,
+        block_size=16,
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
+@pytest.mark.parametrize("call", [apply_changes, prepare_decodes, prepare_parts])
+def test_a_kernel_compiles(call: Callable[[], None]) -> None:
+    (kernel,) = compile_launches(batch_state, call)
+    assert "st.global" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize("kernel", ["_apply_changes", "_prepare_parts"])
+def test_nothing_is_specialised_for_numbers_that_change(kernel: str) -> None:
+    function = getattr(batch_state, kernel)
+    changing = {name for name in function.arg_names if name.endswith("_at") or "num_" in name}
+    assert changing <= set(function.do_not_specialize)
