@@ -12,6 +12,7 @@ from itertools import chain, islice
 
 from pagewire_engine.block_space_manager import BlockSpaceManager
 from pagewire_engine.request import Request, RequestStatus
+from pagewire_engine.request import Sequence as SequenceOfTokens
 from pagewire_engine.schedule import Schedule
 from pagewire_engine.scheduler import Scheduler
 
@@ -49,12 +50,12 @@ class Snapshot:
     """The engine between two steps.
 
     Attributes:
-        step: number of the last step.
+        step: number of the last step whose results are booked.
         reference_counts: how many sequences hold each block.
         cached_blocks: blocks that nobody holds and that are kept for their prefix.
         cpu_reference_counts: the same of blocks of host memory.
         requests: running, swapped and the first waiting ones; at the end those of the last step
-            that have ended.
+            that have ended, and those whose blocks a step under way still names.
         step_requests: index into `requests` of each sequence that the last step computed.
         step_tokens: tokens that were computed of each.
         num_decodes: how many of those, from the first on, are decodes.
@@ -70,13 +71,12 @@ class Snapshot:
     num_decodes: int
 
 
-def take_snapshot(scheduler: Scheduler, schedule: Schedule | None, step: int) -> Snapshot:
+def take_snapshot(scheduler: Scheduler, schedule: Schedule | None) -> Snapshot:
     """Copies what there is to see. For the thread that runs the scheduler.
 
     Args:
         scheduler: with its queues and blocks.
-        schedule: of the last step, if there was one.
-        step: its number.
+        schedule: of the last step whose results are booked, if there was one.
     """
     waiting = islice(scheduler.waiting, MAX_WAITING_SHOWN)
     shown: dict[Request, int] = {}
@@ -85,13 +85,17 @@ def take_snapshot(scheduler: Scheduler, schedule: Schedule | None, step: int) ->
     computed = schedule.sequences if schedule is not None else []
     step_requests = [shown.setdefault(s.request, len(shown)) for s in computed]
     entries = schedule.plan.scheduled if schedule is not None else []
+    ended: dict[Request, list[SequenceOfTokens]] = {}
+    for sequence in scheduler.unfreed():
+        shown.setdefault(sequence.request, len(shown))
+        ended.setdefault(sequence.request, []).append(sequence)
     blocks = scheduler.blocks
     return Snapshot(
-        step=step,
+        step=schedule.plan.step if schedule is not None else 0,
         reference_counts=blocks.reference_counts(),
         cached_blocks=blocks.cached_blocks(),
         cpu_reference_counts=blocks.cpu_reference_counts(),
-        requests=[_request_snapshot(blocks, request) for request in shown],
+        requests=[_request_snapshot(blocks, request, ended.get(request, ())) for request in shown],
         step_requests=step_requests,
         step_tokens=[entry.num_tokens for entry in entries],
         num_decodes=schedule.num_decodes if schedule is not None else 0,
@@ -110,7 +114,9 @@ def block_states(reference_counts: Sequence[int], cached_blocks: Iterable[int] =
     return bytes(states)
 
 
-def _request_snapshot(blocks: BlockSpaceManager, request: Request) -> RequestSnapshot:
+def _request_snapshot(
+    blocks: BlockSpaceManager, request: Request, ended: Iterable[SequenceOfTokens]
+) -> RequestSnapshot:
     num_output_tokens = num_computed_tokens = 0
     for sequence in request.sequences:
         num_output_tokens += len(sequence.output_token_ids)
@@ -121,5 +127,5 @@ def _request_snapshot(blocks: BlockSpaceManager, request: Request) -> RequestSna
         request.num_prompt_tokens,
         num_output_tokens,
         num_computed_tokens,
-        blocks.copied_tables(request),
+        blocks.copied_tables((*request.live, *ended)),
     )

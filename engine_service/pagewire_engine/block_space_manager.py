@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
 from pagewire_engine.prefix_cache import PrefixCache, extend_keys
@@ -233,8 +233,8 @@ class BlockSpaceManager:
         index = start // self.block_size
         # Only this block can be shared and written to: tables part where a prompt ends.
         is_shared = index < len(table) and self._ref_counts[table[index]] > 1
-        num_new = -(-(start + num_tokens) // self.block_size) - len(table)
-        if num_new <= 0 and not is_shared:
+        num_new = max(0, self.blocks_for(start + num_tokens) - len(table))
+        if num_new == 0 and not is_shared:
             return ()
         if num_new + is_shared > self.num_available_blocks:
             return None
@@ -393,12 +393,12 @@ class BlockSpaceManager:
         """The blocks that nobody holds and that are kept for their content."""
         return self._cache.idle_blocks()
 
-    def copied_tables(self, request: Request) -> list[list[int]]:
-        """The block tables of a request's sequences that have one; ~n stands for CPU block n."""
+    def copied_tables(self, sequences: Iterable[Sequence]) -> list[list[int]]:
+        """The block tables of those sequences that have one; ~n stands for CPU block n."""
         tables = self._tables
         return [
             tables[sequence.sequence_id].copy()
-            for sequence in request.live
+            for sequence in sequences
             if sequence.sequence_id in tables
         ]
 

@@ -212,8 +212,8 @@ class Engine:
         return self._clock()
 
     def snapshot(self) -> Snapshot:
-        """Who holds which block, and what the last step computed."""
-        return take_snapshot(self.scheduler, self._last_schedule, self._counters.step)
+        """Who holds which block, and what the last step computed whose results are there."""
+        return take_snapshot(self.scheduler, self._last_schedule)
 
     def close(self) -> None:
         """Ends the thread that executes steps, after the one under way. Safe to call twice."""
@@ -278,12 +278,11 @@ class Engine:
         self._counters.step += 1
         self._fail_overdue(now)
         schedule = self.scheduler.schedule(self._counters.step)
-        self._last_schedule = schedule
         for request, error in schedule.failures:
             self._fail(request, error)
         self._count_scheduled(schedule, now)
         if schedule.plan.is_empty:
-            self._counters.count_step_end(0, 0, self._clock() - now)
+            self._count_step_end(schedule, self._clock() - now)
             return None
         for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
             sequence.num_computed_tokens += entry.num_tokens
@@ -309,14 +308,18 @@ class Engine:
         finally:
             self.scheduler.landed(launched.schedule.plan.step)
         self._last_landed = self._clock()
+        self._count_step_end(schedule, self._last_landed - started)
+        if self._runner is not None and self._under_way is None:
+            self._runner.resume()
+
+    def _count_step_end(self, schedule: Schedule, seconds: float) -> None:
+        self._last_schedule = schedule
         prefills = schedule.plan.scheduled[schedule.num_decodes :]
         self._counters.count_step_end(
             prefill_tokens=sum(entry.num_tokens for entry in prefills),
             decode_tokens=schedule.num_decodes,
-            seconds=self._last_landed - started,
+            seconds=seconds,
         )
-        if self._runner is not None and self._under_way is None:
-            self._runner.resume()
 
     def take_outputs(self) -> StepOutputs:
         """What there is to tell, told once."""

@@ -213,6 +213,10 @@ class RequestQueues:
         while self._unfreed and self._unfreed[0][0] <= step:
             self.blocks.free_sequence(self._unfreed.popleft()[1])
 
+    def unfreed(self) -> list[Sequence]:
+        """Sequences that have ended, and whose blocks a step under way still names."""
+        return list(dict.fromkeys(sequence for _, sequence in self._unfreed))
+
     # -- preemption ----------------------------------------------------------------------------
 
     def _is_swappable(self, request: Request) -> bool:

@@ -40,7 +40,12 @@ def check(harness: Harness) -> Snapshot:
     assert statuses.count(RequestStatus.RUNNING) == stats.num_running
     assert statuses.count(RequestStatus.SWAPPED) == stats.num_swapped
     assert statuses.count(RequestStatus.WAITING) == min(stats.num_waiting, MAX_WAITING_SHOWN)
-    assert snapshot.step == stats.step
+    planned = {plan.step: plan.scheduled for plan in harness.plans}.get(snapshot.step, [])
+    assert snapshot.step_tokens == [entry.num_tokens for entry in planned]
+    if harness.engine._runner is None:
+        assert snapshot.step == stats.step
+    if harness.engine._under_way is not None:
+        assert snapshot.step < stats.step
     decodes, prefills = (
         snapshot.step_tokens[: snapshot.num_decodes],
         snapshot.step_tokens[snapshot.num_decodes :],
@@ -60,9 +65,14 @@ def check(harness: Harness) -> Snapshot:
     st.integers(2, 20),
     st.sampled_from(["auto", "swap", "recompute"]),
 )
+@pytest.mark.parametrize("overlaps_steps", [False, True])
 @hypothesis_settings(max_examples=60)
 def test_what_it_shows_adds_up_at_every_step(
-    requests: list[tuple[int, int, int, bool]], num_blocks: int, budget: int, mode: str
+    overlaps_steps: bool,
+    requests: list[tuple[int, int, int, bool]],
+    num_blocks: int,
+    budget: int,
+    mode: str,
 ) -> None:
     harness = Harness(
         settings(
@@ -70,7 +80,8 @@ def test_what_it_shows_adds_up_at_every_step(
             num_cpu_blocks=num_blocks // 2,
             preemption_mode=mode,
             max_num_batched_tokens=budget,
-        )
+        ),
+        overlaps_steps=overlaps_steps,
     )
     check(harness)
     for number, (length, n, max_tokens, abort) in enumerate(requests):
@@ -83,6 +94,7 @@ def test_what_it_shows_adds_up_at_every_step(
     while harness.engine.has_work:
         harness.step()
         check(harness)
+    harness.engine.close()
 
 
 def test_a_step_s_chunks_and_decodes_are_told_by_request() -> None:
@@ -139,6 +151,21 @@ def test_a_request_that_ended_with_the_step_is_still_named() -> None:
     (request,) = snapshot.requests
     assert (request.status, request.blocks()) == (RequestStatus.FINISHED, [])
     assert (snapshot.step_requests, snapshot.step_tokens) == ([0], [8])
+
+
+def test_blocks_that_a_step_under_way_names_are_held_by_the_request_that_ended() -> None:
+    harness = Harness(overlaps_steps=True)
+    harness.add(submission("x", range(8), n=2), submission("y", range(8, 16)))
+    harness.step()
+    harness.step()
+    harness.engine.abort("y")
+    snapshot = check(harness)
+    ended = snapshot.requests[-1]
+    assert (ended.request_id, ended.status) == ("y", RequestStatus.FINISHED)
+    assert len(ended.blocks()) >= 2
+    harness.step()
+    assert all(not r.blocks() for r in check(harness).requests if r.request_id == "y")
+    harness.engine.close()
 
 
 def test_of_a_long_queue_only_the_first_are_shown() -> None:

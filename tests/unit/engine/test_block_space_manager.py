@@ -123,6 +123,21 @@ def test_nothing_changes_when_blocks_lack() -> None:
     blocks.check()
 
 
+def test_blocks_of_later_tokens_are_no_room_for_a_copy() -> None:
+    """A leader that was aborted between two chunks leaves its prompt's blocks to the next."""
+    blocks = BlockSpaceManager(2, 4)
+    request = make_request(8, n=2)
+    blocks.allocate(request)
+    first, second = request.sequences
+    compute(first, 2)
+    blocks.fork(first, second)
+    compute(second, 2)
+    assert blocks.append_slots(second, 1) is None
+    blocks.free_sequence(first)
+    assert blocks.append_slots(second, 1) == ()
+    blocks.check()
+
+
 def test_check_finds_a_leak() -> None:
     blocks = BlockSpaceManager(4, 4)
     blocks.allocate(make_request(6))
