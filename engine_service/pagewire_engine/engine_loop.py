@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from pagewire.errors import (
     AlreadyExistsError,
+    DeadlineExceededError,
     InternalError,
     PagewireError,
     ResourceExhaustedError,
@@ -26,7 +27,7 @@ from pagewire_engine.submission import Submission
 
 logger = logging.getLogger(__name__)
 
-# How long `drain` waits for the step that is under way when its time is over.
+# How long others wait for the step that is under way: `drain` when its time is over, and a reset.
 _LAST_STEP_S = 10.0
 _LEAST_LOOK_INTERVAL_S = 0.05
 
@@ -177,27 +178,39 @@ class EngineLoop:
             self._wake.wait_for(self._has_ended, _LAST_STEP_S)
             return sum(failed)
 
-    def reset_prefix_cache(self) -> int:
+    def reset_prefix_cache(self, timeout_s: float = _LAST_STEP_S) -> int:
         """Forgets what blocks hold, before the next step. Returns how many were known.
 
         Raises:
-            UnavailableError: the engine has stopped.
+            DeadlineExceededError: the step under way took longer than `timeout_s`; what blocks hold
+                is forgotten after it.
+            UnavailableError: the engine has stopped, or has not started.
         """
         command = _ResetPrefixCache(Future())
         with self._wake:
+            if not (self.alive or self._stopping):
+                raise UnavailableError("the engine has not started; try again later")
             self._inbox.append(command)
             self._wake.notify_all()
-            self._wake.wait_for(lambda: command.done.done() or self._stopping)
-        if not command.done.done():
+            self._wake.wait_for(lambda: command.done.done() or self._stopping, timeout_s)
+        if command.done.done():
+            return command.done.result()
+        if self._stopping:
             raise UnavailableError("the engine is shutting down")
-        return command.done.result()
+        raise DeadlineExceededError(
+            f"the step under way takes longer than {timeout_s:g} s; the prefix cache is reset "
+            "after it"
+        )
 
     def progress(self) -> LoopProgress:
         step, since, busy = self._progress
         return LoopProgress(step, time.monotonic() - since, busy)
 
     def stats(self) -> EngineStats:
-        return self._engine.stats()
+        """The engine's figures. What was submitted during the step under way waits, too."""
+        with self._wake:
+            stats = self._engine.stats()
+            return replace(stats, num_waiting=stats.num_waiting + self._submitted.total())
 
     def look(self, timeout_s: float) -> Snapshot | None:
         """Who holds which block: as of the next pause between two steps, or of the last look if

@@ -14,6 +14,7 @@ import pytest
 
 from pagewire.errors import (
     AlreadyExistsError,
+    DeadlineExceededError,
     InternalError,
     PagewireError,
     ResourceExhaustedError,
@@ -121,6 +122,49 @@ def test_a_request_is_answered(start: Callable[..., Running]) -> None:
     running.loop.submit(request)
     running.answers.wait_for_end("x", 2)
     assert [running.answers.tokens["x", index] for index in (0, 1)] == alone(request)
+
+
+def test_what_comes_during_a_step_counts_as_waiting_at_once(start: Callable[..., Running]) -> None:
+    gate = Gate()
+    running = start(FakeExecutor(32, 4, on_execute=gate))
+    running.loop.submit(submission("first", range(5)))
+    assert gate.entered.wait(TIMEOUT_S)
+    for number in range(20):
+        running.loop.submit(submission(f"r{number}", range(5), max_tokens=1))
+    stats = running.loop.stats()
+    gate.open.set()
+    assert (stats.num_running, stats.num_waiting) == (1, 20)
+    for number in range(20):
+        running.answers.wait_for_end(f"r{number}")
+    assert running.loop.stats().num_waiting == 0
+
+
+def test_the_prefix_cache_is_reset_between_two_steps(start: Callable[..., Running]) -> None:
+    gate = Gate()
+    gate.open.set()
+    running = start(FakeExecutor(32, 4, on_execute=gate))
+    running.loop.submit(submission("x", range(9), max_tokens=1))
+    running.answers.wait_for_end("x")
+    gate.open.clear()
+    gate.entered.clear()
+    running.loop.submit(submission("y", range(20, 24), max_tokens=1))
+    assert gate.entered.wait(TIMEOUT_S)
+    with pytest.raises(DeadlineExceededError, match="the step under way"):
+        running.loop.reset_prefix_cache(timeout_s=0.01)
+    gate.open.set()
+    running.answers.wait_for_end("y")
+    # One was to be done after the step, and found what there was.
+    assert running.loop.reset_prefix_cache(timeout_s=TIMEOUT_S) == 0
+    assert running.loop.stats().num_cached_blocks == 0
+
+
+def test_no_reset_waits_for_a_loop_that_does_not_run(start: Callable[..., Running]) -> None:
+    with pytest.raises(UnavailableError, match="not started"):
+        Running(FakeExecutor(32, 4)).loop.reset_prefix_cache()
+    running = start()
+    running.loop.stop()
+    with pytest.raises(UnavailableError, match="shutting down"):
+        running.loop.reset_prefix_cache()
 
 
 def test_an_idle_loop_sleeps_and_wakes_at_once(start: Callable[..., Running]) -> None:
