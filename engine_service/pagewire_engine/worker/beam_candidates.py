@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagewire_engine.step import Candidates
 from pagewire_engine.worker.sampler import SamplingRow, split_by_health
+from pagewire_engine.worker.staging import to_device
 from pagewire_kernels.sampling import likeliest
 
 
@@ -32,8 +33,9 @@ def beam_candidates(
         return [], failed
     counts = [_num_candidates(row, num_eos_token_ids) for row in healthy]
     temperatures = [row.params.temperature or 1.0 for row in healthy]
-    index = torch.tensor([row.row for row in healthy], device=logits.device)
-    scaled = logits[index].float() / torch.tensor(temperatures, device=logits.device)[:, None]
+    index = to_device([row.row for row in healthy], logits.device)
+    divisors = to_device(temperatures, logits.device, torch.float32)
+    scaled = logits.index_select(0, index).float() / divisors[:, None]
     logprobs, token_ids = (column.tolist() for column in likeliest(scaled, max(counts)))
     return [
         Candidates(row.sequence_id, ids[:count], values[:count])

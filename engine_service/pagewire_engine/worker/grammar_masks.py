@@ -14,6 +14,7 @@ from pagewire.errors import PagewireError
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import StepPlan
 from pagewire_engine.structured_output import GrammarCompiler, Matcher
+from pagewire_engine.worker.staging import sent
 
 Bits = npt.NDArray[np.uint32]
 _WORD_BITS = 32
@@ -156,6 +157,6 @@ def forbidden_tokens(bits: Bits, vocab_size: int, device: torch.device) -> Tenso
         octets = (~bits).view(np.uint8)
         unpacked = np.unpackbits(octets, axis=-1, count=vocab_size, bitorder="little")
         return torch.from_numpy(unpacked.view(np.bool_))
-    words = torch.from_numpy(bits.view(np.int32)).to(device, non_blocking=True)
+    words = sent(torch.from_numpy(bits.view(np.int32)), device)
     shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
     return ((words.unsqueeze(-1) >> shifts) & 1).view(len(bits), -1)[:, :vocab_size] == 0

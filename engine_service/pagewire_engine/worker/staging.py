@@ -136,7 +136,16 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
 
 
-def to_device(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
-    """int64 [len(numbers)]; on CUDA without a wait for what was queued there."""
-    tensor = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return tensor.to(device, non_blocking=True)
+def to_device(
+    numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """[len(numbers)]; on CUDA without a wait for what was queued there."""
+    return sent(torch.tensor(numbers, dtype=dtype), device)
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host's on the device, without a wait for what was queued there: its copy in
+    locked memory is kept by torch until it has arrived."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

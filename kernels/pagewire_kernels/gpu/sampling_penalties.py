@@ -178,25 +178,25 @@ class PenaltyState:
         if penalties.needs_history:
             row = self._history_of[slot] = self._free_histories.pop()
             self._fill(adjustments.histories[row], words)
-            adjustments.history[slot] = row
-            adjustments.repetition[slot] = penalties.repetition
-            adjustments.frequency[slot] = penalties.frequency
-            adjustments.presence[slot] = penalties.presence
-            adjustments.min_tokens[slot] = penalties.min_tokens
+            _set(adjustments.history, slot, row)
+            _set(adjustments.repetition, slot, penalties.repetition)
+            _set(adjustments.frequency, slot, penalties.frequency)
+            _set(adjustments.presence, slot, penalties.presence)
+            _set(adjustments.min_tokens, slot, penalties.min_tokens)
         if penalties.bias:
             row = self._bias_of[slot] = self._free_biases.pop()
             self._fill(adjustments.biases[row], penalties.bias)
-            adjustments.bias[slot] = row
+            _set(adjustments.bias, slot, row)
         return True
 
     def release(self, slot: int) -> None:
         """Takes back what a slot has, if anything."""
         if slot in self._history_of:
             self._free_histories.append(self._history_of.pop(slot))
-            self.adjustments.history[slot] = _NONE
+            _set(self.adjustments.history, slot, _NONE)
         if slot in self._bias_of:
             self._free_biases.append(self._bias_of.pop(slot))
-            self.adjustments.bias[slot] = _NONE
+            _set(self.adjustments.bias, slot, _NONE)
 
     def _check(self, name: str, token_ids: Collection[int]) -> None:
         # On the device an index out of range would end the process.
@@ -209,6 +209,12 @@ class PenaltyState:
             token_ids = _to_device(torch.tensor(list(values), dtype=torch.int64), row.device)
             entries = _to_device(torch.tensor(list(values.values()), dtype=row.dtype), row.device)
             row.index_copy_(0, token_ids, entries)
+
+
+def _set(column: Tensor, slot: int, value: float) -> None:
+    """column[slot] = value, which on CUDA would be a copy from the host that waits: so the value is
+    an argument of a kernel."""
+    column.select(0, slot).fill_(value)
 
 
 def _to_device(values: Tensor, device: torch.device) -> Tensor:
