@@ -429,14 +429,19 @@ class Engine:
         self._counters.num_generation_tokens += 1
         start = len(sequence.output_token_ids)
         sequence.append(sampled.token_id)
+        reason, stop_token_id = request.stop_reason(sequence)
+        token_ids = [sampled.token_id]
+        if request.told_at_end:
+            if reason is None:
+                return
+            start, token_ids = 0, sequence.output_token_ids
         # By position: names would cost a quarter of what is done for a token.
-        told = SequenceOutput(request.request_id, sequence.index, start, [sampled.token_id])
-        told.num_tokens = start + 1
+        told = SequenceOutput(request.request_id, sequence.index, start, token_ids)
+        told.num_tokens = start + len(token_ids)
         if sampled.logprobs is not None:
             told.logprobs = [sampled.logprobs]
             sequence.cumulative_logprob += sampled.logprob
         told.cumulative_logprob = sequence.cumulative_logprob
-        reason, stop_token_id = request.stop_reason(sequence)
         if reason is not None:
             told.finish_reason = reason
             told.stop_token_id = sequence.stop_token_id = stop_token_id
@@ -532,12 +537,13 @@ class Engine:
         """Tells of an end that no new token came with."""
         request = sequence.request
         num_tokens = len(sequence.output_token_ids)
+        at_end = request.told_at_end
         self._outputs.sequences.append(
             SequenceOutput(
                 request_id=request.request_id,
                 sequence_index=sequence.index,
-                start=num_tokens,
-                token_ids=[],
+                start=0 if at_end else num_tokens,
+                token_ids=sequence.output_token_ids if at_end else [],
                 finish_reason=sequence.finish_reason,
                 stop_token_id=sequence.stop_token_id,
                 num_tokens=num_tokens,

@@ -170,6 +170,7 @@ class Request:
         tenant: whose fair share it counts on.
         account: what the tenant has been served; the waiting queue's from when it is put there.
         resubmission: admitted before, so that the queue's bounds do not apply.
+        told_at_end: see Submission.
         seed: the request's seed, part of the random counter.
         max_num_tokens: longest a sequence may grow, prompt and output together.
         status: which queue holds it.
@@ -207,6 +208,7 @@ class Request:
         self.tenant = submission.tenant
         self.account = TenantAccount(submission.tenant)
         self.resubmission = submission.resubmission
+        self.told_at_end = submission.told_at_end
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)

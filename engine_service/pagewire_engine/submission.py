@@ -32,6 +32,9 @@ class Submission:
             its version: requests share cached blocks only with those of the same.
         past: see SequencePast.
         resubmission: admitted before; queue bounds do not apply.
+        told_at_end: each sequence's tokens are told with its end, all at once: to make and carry
+            a message for each token is half of what a small model's step costs the host. Not for
+            requests with a past or with log probabilities.
         arrival: when it was handed over, in seconds of the engine's clock; None: as it is added.
         grammar: what its constraint was compiled to; held, and not looked at, so that it need not
             be compiled again when the request starts.
@@ -45,5 +48,6 @@ class Submission:
     cache_key: str = ""
     past: list[SequencePast] = field(default_factory=list)
     resubmission: bool = False
+    told_at_end: bool = False
     arrival: float | None = None
     grammar: object = None

@@ -239,7 +239,8 @@ class InProcessEngineClient:
         )
         mailboxes[engine_id] = mailbox
         try:
-            self._engine_loop.submit(replace(submission, request_id=engine_id))
+            at_end = request.whole and not request.past and request.sampling_params.logprobs is None
+            self._engine_loop.submit(replace(submission, request_id=engine_id, told_at_end=at_end))
         except BaseException:
             _remove(mailboxes, engine_id)
             raise
