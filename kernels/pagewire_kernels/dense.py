@@ -160,7 +160,7 @@ def load_dense_backend(attention_backend: str, device: torch.device) -> DenseBac
     if attention_backend != "torch" and device.type == "cuda" and _has_triton():
         from pagewire_kernels.gpu.dense import TritonDense
 
-        return TritonDense(device)
+        return TritonDense()
     return TorchDense()
 
 

@@ -1,4 +1,4 @@
-"""Linears, norm and activation of bf16 and fp16 models on CUDA: the kernels, by number of rows."""
+"""Linears, norm and activation of bf16 and fp16 models on CUDA: the kernels, by shape."""
 
 from __future__ import annotations
 
@@ -7,44 +7,36 @@ from typing import Any
 import torch
 
 from pagewire_kernels.dense import TorchDense
-from pagewire_kernels.gpu.dense_gemv import gemv
+from pagewire_kernels.gpu.dense_cuts import choose_cut
+from pagewire_kernels.gpu.dense_gemv import GemvConfig, gemv
 from pagewire_kernels.gpu.dense_rows import rms_norm, silu_and_mul
-from pagewire_kernels.gpu.dense_skinny import skinny
+from pagewire_kernels.gpu.dense_skinny import SkinnyConfig, skinny
 
-# From here on cuBLAS: its tiles are made for more rows.
-SKINNY_ROWS = 16
 _DTYPES = (torch.bfloat16, torch.float16)
-_ARRIVALS = 4096
 
 
 class TritonDense(TorchDense):
-    """One row by a GEMV, up to 16 by a skinny product, more by cuBLAS; norm and gate by Triton.
+    """One row by a GEMV, some by a skinny product, more by cuBLAS; norm and gate by Triton.
 
     What is chosen follows from shapes and dtypes alone, so that every step can be captured in a
-    CUDA graph. fp32 models, and int8 weights, are torch's: fp32 is meant to be exact. Launches of
-    one instance must be of one stream.
+    CUDA graph. fp32 models, and int8 weights, are torch's: fp32 is meant to be exact.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._arrivals = torch.zeros(_ARRIVALS, dtype=torch.int32, device=device)
-
-    def kernel_for(self, hidden: torch.Tensor, weight: Any) -> str:
-        """What a linear is computed by: `gemv`, `skinny`, or `torch` (cuBLAS)."""
+    def cut_for(self, hidden: torch.Tensor, weight: Any) -> GemvConfig | SkinnyConfig | None:
+        """How a linear is cut, and so by which kernel; None: it is torch's, by cuBLAS."""
         plain = isinstance(weight, torch.Tensor) and weight.is_contiguous()
         if not plain or weight.dtype not in _DTYPES or hidden.stride(-1) != 1:
-            return "torch"
-        if not 1 <= len(hidden) <= SKINNY_ROWS:
-            return "torch"
-        return "gemv" if len(hidden) == 1 else "skinny"
+            return None
+        return choose_cut(len(hidden), *weight.shape)
 
     def linear(
         self, hidden: torch.Tensor, weight: Any, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        match self.kernel_for(hidden, weight):
-            case "gemv":
-                return gemv(hidden, weight, bias=bias)
-            case "skinny":
-                return self._skinny(hidden, weight, bias)
+        match self.cut_for(hidden, weight):
+            case GemvConfig() as cut:
+                return gemv(hidden, weight, cut, bias=bias)
+            case SkinnyConfig() as cut:
+                return skinny(hidden, weight, cut, bias=bias)
         return super().linear(hidden, weight, bias)
 
     def logits(self, hidden: torch.Tensor, weight: Any) -> torch.Tensor:
@@ -69,11 +61,9 @@ class TritonDense(TorchDense):
         weight: Any,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        kernel = self.kernel_for(hidden, weight)
-        if kernel == "gemv":
-            return gemv(hidden, weight, bias=bias, norm_weight=norm_weight, eps=eps)
-        if kernel == "skinny" and _folds_norm(hidden):
-            return skinny(hidden, weight, bias=bias, norm_weight=norm_weight, eps=eps)
+        match self.cut_for(hidden, weight):
+            case GemvConfig() as cut:
+                return gemv(hidden, weight, cut, bias=bias, norm_weight=norm_weight, eps=eps)
         return super().norm_linear(hidden, norm_weight, eps, weight, bias)
 
     def norm_gate_up(
@@ -84,14 +74,15 @@ class TritonDense(TorchDense):
         weight: Any,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        kernel = self.kernel_for(hidden, weight)
-        if kernel == "gemv":
-            return gemv(hidden, weight, bias=bias, norm_weight=norm_weight, eps=eps, gated=True)
-        if kernel == "torch":
-            return super().norm_gate_up(hidden, norm_weight, eps, weight, bias)
-        if _folds_norm(hidden):
-            return skinny(hidden, weight, bias=bias, norm_weight=norm_weight, eps=eps, gated=True)
-        return skinny(self.rms_norm(hidden, norm_weight, eps), weight, bias=bias, gated=True)
+        match self.cut_for(hidden, weight):
+            case GemvConfig() as cut:
+                return gemv(
+                    hidden, weight, cut, bias=bias, norm_weight=norm_weight, eps=eps, gated=True
+                )
+            case SkinnyConfig() as cut:
+                normed = self.rms_norm(hidden, norm_weight, eps)
+                return skinny(normed, weight, cut, bias=bias, gated=True)
+        return super().norm_gate_up(hidden, norm_weight, eps, weight, bias)
 
     def linear_add(
         self,
@@ -100,25 +91,11 @@ class TritonDense(TorchDense):
         bias: torch.Tensor | None,
         residual: torch.Tensor,
     ) -> torch.Tensor:
-        kernel = self.kernel_for(hidden, weight)
-        if kernel == "gemv":
-            return gemv(hidden, weight, bias=bias, residual=residual)
-        if kernel == "skinny":
-            return self._skinny(hidden, weight, bias, residual)
+        match self.cut_for(hidden, weight):
+            case GemvConfig() as cut:
+                return gemv(hidden, weight, cut, bias=bias, residual=residual)
+            case SkinnyConfig() as cut:
+                return skinny(hidden, weight, cut, bias=bias, residual=residual)
         if bias is None and isinstance(weight, torch.Tensor) and weight.dtype in _DTYPES:
             return residual.addmm_(hidden, weight.t())
         return super().linear_add(hidden, weight, bias, residual)
-
-    def _skinny(
-        self,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return skinny(hidden, weight, bias=bias, residual=residual, arrivals=self._arrivals)
-
-
-def _folds_norm(hidden: torch.Tensor) -> bool:
-    """Rows times the norm's weight, not yet divided by their size, may leave float16's range."""
-    return hidden.dtype == torch.bfloat16

@@ -5,7 +5,8 @@ activation or the residual after are folded in, and a program's first weights ar
 before the kernel ahead has ended (see the folder's README for what may be done before the wait).
 
 Floor: 2 * outputs * depth bytes at 2.98 TB/s. Measured on an H100 as a chain of all linears of a
-step: 0.85 ms of a floor of 0.83 (1B), 4.81 of 5.03 (8B; reads alone go a little faster than 2.98).
+step, cut alike at all depths: 0.85 ms of a floor of 0.83 (1B), 4.81 of 5.03 (8B; reads alone go a
+little faster than 2.98).
 """
 
 from __future__ import annotations
@@ -40,35 +41,28 @@ class GemvConfig:
     warps: int
 
 
-def gemv_config(depth: int) -> GemvConfig:
-    """What measured best on an H100 at depths of 2048, 4096, 8192 and 14336."""
-    if depth <= 2048:
-        return GemvConfig(2, min(1024, triton.next_power_of_2(depth)), 2)
-    return GemvConfig(2, 2048, 4)
-
-
 def gemv(
     hidden: torch.Tensor,
     weight: torch.Tensor,
+    config: GemvConfig,
     *,
     bias: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
     residual: torch.Tensor | None = None,
-    config: GemvConfig | None = None,
 ) -> torch.Tensor:
     """A linear of one row, with what surrounds it.
 
     Args:
         hidden: [1, depth], contiguous.
         weight: [outputs, depth], contiguous; gated: [2 * size, depth], gates first.
+        config: how it is cut.
         bias: as many as the weight has rows.
         norm_weight: [depth]; the row's RMS norm (arXiv:1910.07467) comes before.
         eps: the norm's.
         gated: silu of the gates times the rest comes after (SwiGLU, arXiv:2002.05202).
         residual: [1, outputs], contiguous; is overwritten by its sum with the product.
-        config: default: by depth.
 
     Returns:
         [1, outputs], gated: [1, size], of the row's dtype; the residual where there is one. Sums
@@ -76,7 +70,6 @@ def gemv(
     """
     rows, depth = weight.shape
     outputs = rows // 2 if gated else rows
-    config = config or gemv_config(depth)
     output = hidden.new_empty(1, outputs) if residual is None else residual
     dependent = has_dependent_launch(hidden.device)
     launch(

@@ -1,14 +1,17 @@
-"""Times the GPU's linears, alone and as a step's chain, beside cuBLAS and the memory's floor.
+"""Times what a model computes between attentions on the GPU, beside cuBLAS and the memory's floor.
 
-Usage: python tests/bench/gpu_kernels/dense.py [--models 1B 8B] [--out FILE]
+Usage: python tests/bench/gpu_kernels/dense.py [--models 1B 8B] [--cuts] [--out FILE]
 
-One line of JSON for each measurement, in CUDA graphs, bf16; with --out they go to the file, and the
-best three cuts of each linear to standard output. `linear` is one of a layer's, the head,
-or `chain`: all linears of a step in order with norms and activations, attention left out. Every
-layer has weights of its own, more than the second-level cache holds. `us` is the best of some
-replays, by launch; `floor_us` the weights' (for `rows` kernels all) bytes over 2.98 TB/s. `what`
-names the kernel and its cut: for gemv outputs x block and warps; for skinny outputs x block, warps,
-stages, then slices, splits, prefetched lines and the least tile where they are not 1, 1, 0 and 16.
+In CUDA graphs, bf16. A line for each model and number of rows: `ours` is a step as the model runs
+it (norms, linears, SwiGLU, residual, head; attention left out), `cublas alone` the step's products
+and nothing else, `floor` the time to read the weights at the rate of a copy on this card.
+
+--cuts instead times each linear with what comes before and after it, by cuBLAS and by several cuts
+of the Triton kernels, of which it tells the best: `dense_cuts.py` is made from that. For gemv a cut
+is outputs x block and warps; for skinny outputs x block, warps, stages, then slices if not 1.
+
+--out writes all as a line of JSON each. Every layer has weights of its own, more than the
+second-level cache holds; times are the best of some replays.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from pagewire_kernels.dense import DenseBackend, TorchDense
 from pagewire_kernels.gpu.dense import TritonDense
-from pagewire_kernels.gpu.dense_gemv import GemvConfig, gemv
+from pagewire_kernels.gpu.dense_gemv import GemvConfig
 from pagewire_kernels.gpu.dense_rows import rms_norm, silu_and_mul
-from pagewire_kernels.gpu.dense_skinny import SkinnyConfig, num_programs, skinny
+from pagewire_kernels.gpu.dense_skinny import SkinnyConfig
 from pagewire_kernels.gpu.launch import compiled_only
 
-_BANDWIDTH = 2.98e12
 _EPS = 1e-5
 _REPLAYS = 7
 _LAUNCHES = 8
 _TOLD = 3
-_CHAIN_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
+_COPIED_BYTES = 1 << 30
+_CHAIN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_CUT_ROWS = (1, 8, 16, 32, 64)
 
 _GEMV = (
     GemvConfig(2, 1024, 2),
@@ -45,29 +48,17 @@ _GEMV = (
     GemvConfig(1, 2048, 4),
     GemvConfig(4, 1024, 4),
 )
-_NARROW = (  # for matrices of few rows, at most 16 hidden states
+_NARROW = (  # for matrices of few outputs
     SkinnyConfig(16, 128, 4, 4, slices=4),
-    SkinnyConfig(16, 128, 4, 5, slices=4, tile=8),
+    SkinnyConfig(16, 128, 4, 5, slices=4),
     SkinnyConfig(16, 64, 4, 6, slices=4),
-    SkinnyConfig(16, 256, 2, 5),
     SkinnyConfig(32, 128, 4, 4, slices=4),
-    SkinnyConfig(32, 128, 4, 7),
-    SkinnyConfig(32, 128, 4, 6, prefetch=8),
-    SkinnyConfig(32, 128, 4, 6, splits=4),
-    SkinnyConfig(64, 128, 4, 6, splits=4),
+    SkinnyConfig(64, 128, 4, 4),
 )
 _WIDE = (  # for the others
+    SkinnyConfig(64, 128, 4, 4),
     SkinnyConfig(64, 128, 4, 7),
-    SkinnyConfig(64, 128, 4, 7, prefetch=8),
-    SkinnyConfig(64, 128, 4, 7, tile=8),
-    SkinnyConfig(64, 128, 4, 4),
-    SkinnyConfig(64, 64, 4, 7),
-    SkinnyConfig(32, 128, 4, 5),
-)
-_MORE_ROWS = (  # for 17 to 64 hidden states
-    SkinnyConfig(64, 128, 4, 4),
     SkinnyConfig(64, 64, 4, 6),
-    SkinnyConfig(32, 128, 4, 4),
     SkinnyConfig(128, 64, 4, 5),
 )
 
@@ -78,7 +69,7 @@ class Linear:
 
     Attributes:
         name: which.
-        rows: of the weight.
+        outputs: rows of the weight.
         depth: its columns.
         before: whether a norm comes before.
         gated: whether SwiGLU's product comes after.
@@ -86,16 +77,16 @@ class Linear:
     """
 
     name: str
-    rows: int
+    outputs: int
     depth: int
     before: bool = False
     gated: bool = False
     adds: bool = False
 
     @property
-    def floor(self) -> float:
-        """Microseconds to read the weight."""
-        return self.rows * self.depth * 2 / _BANDWIDTH * 1e6
+    def num_bytes(self) -> int:
+        """Of the weight."""
+        return self.outputs * self.depth * 2
 
 
 def linears(hidden: int, qkv: int, size: int) -> tuple[Linear, ...]:
@@ -112,26 +103,71 @@ def linears(hidden: int, qkv: int, size: int) -> tuple[Linear, ...]:
 # Llama 3.2 1B and Llama 3.1 8B: layers, and their linears.
 _MODELS = {"1B": (16, linears(2048, 3072, 8192)), "8B": (32, linears(4096, 6144, 14336))}
 
+Cut = GemvConfig | SkinnyConfig | None
+
+
+class FixedCut(TritonDense):
+    """Every linear is cut in one way; None: by cuBLAS."""
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
+
+    def cut_for(self, hidden: torch.Tensor, weight: Any) -> Cut:
+        return self._cut
+
+
+@dataclass(frozen=True)
+class Case:
+    """A linear with what surrounds it, to be called with a weight."""
+
+    linear: Linear
+    rows: int
+    what: str
+    call: Callable[[torch.Tensor], torch.Tensor]
+
 
 class Bench:
     """One model's weights, and what is timed over them."""
 
-    def __init__(self, model: str, write: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, model: str, bytes_per_microsecond: float, write: Callable[[dict[str, Any]], None]
+    ) -> None:
         layers, self._linears = _MODELS[model]
         self._model = model
+        self._rate = bytes_per_microsecond
         self._write = write
         self._weights = {
             linear.name: [
-                _normal(linear.rows, linear.depth)
+                _normal(linear.outputs, linear.depth)
                 for _ in range(1 if linear.name == "head" else layers)
             ]
             for linear in self._linears
         }
-        self._norms = {linear.depth: _normal(linear.depth) for linear in self._linears}
-        self._arrivals = torch.zeros(8192, dtype=torch.int32, device="cuda")
+        self._norm = (_normal(self._linears[0].depth), _EPS)
 
-    def run(self) -> None:
-        """Compiles everything, then measures everything."""
+    def chains(self) -> None:
+        """Compiles, then times a step of each number of rows."""
+        dense = TritonDense()
+        with compiled_only():
+            for rows in _CHAIN_ROWS:
+                self._step(dense, _normal(rows, self._linears[0].depth))
+        num_bytes = sum(x.num_bytes * len(self._weights[x.name]) for x in self._linears)
+        for rows in _CHAIN_ROWS:
+            first = _normal(rows, self._linears[0].depth)
+            ours = graph_microseconds(partial(self._step, dense, first))
+            inputs = {x.name: _normal(rows, x.depth) for x in self._linears}
+            cublas = graph_microseconds(partial(self._products, inputs))
+            for what, microseconds in (("ours", ours), ("cublas alone", cublas)):
+                self._line("chain", rows, what, microseconds, num_bytes)
+            print(
+                f"{self._model} {rows:3} rows: ours {ours / 1e3:.3f} ms, "
+                f"cublas alone {cublas / 1e3:.3f}, floor {num_bytes / self._rate / 1e3:.3f}; "
+                f"ours over cublas {ours / cublas:.3f}",
+                flush=True,
+            )
+
+    def cuts(self) -> None:
+        """Compiles, then times every linear by every kernel and cut."""
         cases = [case for linear in self._linears for case in self._cases(linear)]
         with compiled_only():
             for case in cases:
@@ -139,71 +175,47 @@ class Bench:
         for case in cases:
             self._measure(case)
         self._rows_kernels()
-        for rows in _CHAIN_ROWS:
-            for what, dense in (
-                ("ours", TritonDense(torch.device("cuda"))),
-                ("torch", TorchDense()),
-            ):
-                self._chain(rows, what, dense)
-            self._products(rows)
 
-    def _cases(self, linear: Linear) -> Iterator[_Case]:
-        """Every kernel and cut that is to be timed on a linear."""
-        for config in _GEMV:
-            yield self._gemv_case(linear, config)
-        narrow = linear.rows < 64 * 256
-        for config in _NARROW if narrow else _WIDE:
-            yield from self._skinny_cases(linear, 8, config)
-        yield from self._skinny_cases(linear, 16, (_NARROW if narrow else _WIDE)[0])
-        for rows in (32, 64):
-            for config in _MORE_ROWS:
-                yield from self._skinny_cases(linear, rows, config)
-        for rows in (1, 8, 16, 32, 64, 256):
-            hidden = _normal(rows, linear.depth)
-            yield _Case(linear, rows, "cublas", lambda weight, x=hidden: F.linear(x, weight))
+    def _step(self, dense: TritonDense, first: torch.Tensor) -> None:
+        qkv, o, gate_up, down, head = (self._weights[linear.name] for linear in self._linears)
+        residual = first.clone()
+        for layer in zip(qkv, o, gate_up, down, strict=True):
+            attended = dense.norm_linear(residual, *self._norm, layer[0])[:, : first.shape[1]]
+            residual = dense.linear_add(attended, layer[1], None, residual)
+            product = dense.norm_gate_up(residual, *self._norm, layer[2])
+            residual = dense.linear_add(product, layer[3], None, residual)
+        dense.logits(dense.rms_norm(residual, *self._norm), head[0])
 
-    def _gemv_case(self, linear: Linear, config: GemvConfig) -> _Case:
-        options = self._options(linear, 1)
-        hidden = _normal(1, linear.depth)
-        what = f"gemv {config.outputs}x{config.block} w{config.warps}"
-        return _Case(linear, 1, what, lambda weight: gemv(hidden, weight, config=config, **options))
+    def _products(self, inputs: dict[str, torch.Tensor]) -> None:
+        for name, weights in self._weights.items():
+            for weight in weights:
+                F.linear(inputs[name], weight)
 
-    def _skinny_cases(self, linear: Linear, rows: int, config: SkinnyConfig) -> Iterator[_Case]:
-        """With the norm folded in, and with a launch of its own."""
-        if config.splits > 1 and (linear.gated or num_programs(linear.rows, config) > 8192):
-            return
+    def _cases(self, linear: Linear) -> Iterator[Case]:
+        skinny = _NARROW if linear.outputs < 8192 else _WIDE
+        for rows in _CUT_ROWS:
+            for cut in (None, *(_GEMV if rows == 1 else skinny)):
+                yield Case(linear, rows, _name(cut), self._operation(linear, rows, FixedCut(cut)))
+
+    def _operation(
+        self, linear: Linear, rows: int, dense: TritonDense
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         hidden = _normal(rows, linear.depth)
-        options = self._options(linear, rows) | {"config": config, "arrivals": self._arrivals}
-        what = _skinny_name(config)
-        if not linear.before:
-            yield _Case(linear, rows, what, lambda weight: skinny(hidden, weight, **options))
-            return
-        if config.splits == 1:
-            name = f"{what} folded norm"
-            yield _Case(linear, rows, name, lambda weight: skinny(hidden, weight, **options))
-        apart = {k: v for k, v in options.items() if k not in ("norm_weight", "eps")}
-        scale = options["norm_weight"]
-        yield _Case(
-            linear,
-            rows,
-            f"{what} norm apart",
-            lambda weight: skinny(rms_norm(hidden, scale, _EPS), weight, **apart),
-        )
-
-    def _options(self, linear: Linear, rows: int) -> dict[str, Any]:
-        options: dict[str, Any] = {"gated": linear.gated}
+        if linear.gated:
+            return lambda weight: dense.norm_gate_up(hidden, *self._norm, weight)
         if linear.before:
-            options |= {"norm_weight": self._norms[linear.depth], "eps": _EPS}
+            return lambda weight: dense.norm_linear(hidden, *self._norm, weight)
         if linear.adds:
-            options["residual"] = _normal(rows, linear.rows) * 0
-        return options
+            residual = torch.zeros_like(_normal(rows, linear.outputs))
+            return lambda weight: dense.linear_add(hidden, weight, None, residual)
+        return lambda weight: dense.logits(hidden, weight)
 
-    def _measure(self, case: _Case) -> None:
-        line = {"linear": case.linear.name, "rows": case.rows, "what": case.what}
+    def _measure(self, case: Case) -> None:
         weights = self._weights[case.linear.name]
         try:
             case.call(weights[0])
         except Exception as error:  # Triton's, of any kind: too much shared memory, say
+            line = {"linear": case.linear.name, "rows": case.rows, "what": case.what}
             self._write({"model": self._model, **line, "error": f"{error!r:.200}"})
             return
 
@@ -211,78 +223,30 @@ class Bench:
             for weight in weights:
                 case.call(weight)
 
-        self._line(line, graph_microseconds(all_layers) / len(weights), case.linear.floor)
+        microseconds = graph_microseconds(all_layers) / len(weights)
+        self._line(case.linear.name, case.rows, case.what, microseconds, case.linear.num_bytes)
 
     def _rows_kernels(self) -> None:
         """Norm and activation, of rows that a cache holds, and of more."""
-        depth, width = self._linears[0].depth, self._linears[2].rows
-        scale = self._norms[depth]
+        depth, width = self._linears[0].depth, self._linears[2].outputs
         for rows in (16, 64, 256, 8192):
             hidden, gate_up = _normal(rows, depth), _normal(rows, width)
             calls: dict[str, tuple[Callable[[], object], int]] = {
-                "rms_norm": (partial(rms_norm, hidden, scale, _EPS), 2 * hidden.nbytes),
+                "rms_norm": (partial(rms_norm, hidden, *self._norm), 2 * hidden.nbytes),
                 "silu_and_mul": (partial(silu_and_mul, gate_up), gate_up.nbytes * 3 // 2),
             }
             for what, (call, num_bytes) in calls.items():
-                line = {"linear": "rows", "rows": rows, "what": what}
                 microseconds = graph_microseconds(partial(_repeat, call)) / _LAUNCHES
-                self._line(line, microseconds, num_bytes / _BANDWIDTH * 1e6)
+                self._line("rows", rows, what, microseconds, num_bytes)
 
-    def _chain(self, rows: int, what: str, dense: DenseBackend) -> None:
-        qkv, o, gate_up, down, head = self._linears
-        first = _normal(rows, qkv.depth)
-        norm = (self._norms[qkv.depth], _EPS)
-
-        def step() -> None:
-            residual = first.clone()
-            for layer in zip(
-                *(self._weights[x.name] for x in (qkv, o, gate_up, down)), strict=True
-            ):
-                attended = dense.norm_linear(residual, *norm, layer[0])[:, : o.depth]
-                residual = dense.linear_add(attended, layer[1], None, residual)
-                product = dense.norm_gate_up(residual, *norm, layer[2])
-                residual = dense.linear_add(product, layer[3], None, residual)
-            dense.logits(dense.rms_norm(residual, *norm), self._weights[head.name][0])
-
-        line = {"linear": "chain", "rows": rows, "what": what}
-        self._line(line, graph_microseconds(step), self._step_floor())
-
-    def _products(self, rows: int) -> None:
-        """cuBLAS's products of a step, and nothing else."""
-        inputs = {linear.name: _normal(rows, linear.depth) for linear in self._linears}
-
-        def step() -> None:
-            for linear in self._linears:
-                for weight in self._weights[linear.name]:
-                    F.linear(inputs[linear.name], weight)
-
-        line = {"linear": "chain", "rows": rows, "what": "cublas alone"}
-        self._line(line, graph_microseconds(step), self._step_floor())
-
-    def _step_floor(self) -> float:
-        return sum(linear.floor * len(self._weights[linear.name]) for linear in self._linears)
-
-    def _line(self, line: dict[str, Any], microseconds: float, floor: float) -> None:
-        self._write(
-            {
-                "model": self._model,
-                **line,
-                "us": round(microseconds, 2),
-                "floor_us": round(floor, 2),
-                "of_floor": round(microseconds / floor, 3),
-            }
-        )
+    def _line(self, linear: str, rows: int, what: str, microseconds: float, num_bytes: int) -> None:
+        floor = num_bytes / self._rate
+        line = {"model": self._model, "linear": linear, "rows": rows, "what": what}
+        times = {"us": round(microseconds, 2), "floor_us": round(floor, 2)}
+        self._write({**line, **times, "of_floor": round(microseconds / floor, 3)})
 
 
-@dataclass
-class _Case:
-    linear: Linear
-    rows: int
-    what: str
-    call: Callable[[torch.Tensor], torch.Tensor]
-
-
-def graph_microseconds(calls: Callable[[], None]) -> float:
+def graph_microseconds(calls: Callable[[], object]) -> float:
     """The best time of some replays of a graph of these calls."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -303,6 +267,13 @@ def graph_microseconds(calls: Callable[[], None]) -> float:
     return best
 
 
+def copied_bytes_per_microsecond() -> float:
+    """What a copy on this card reads and writes."""
+    source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * _COPIED_BYTES / graph_microseconds(partial(target.copy_, source))
+
+
 def _repeat(call: Callable[[], object]) -> None:
     for _ in range(_LAUNCHES):
         call()
@@ -314,17 +285,13 @@ def _normal(*shape: int) -> torch.Tensor:
     return tensor.normal_(std=shape[-1] ** -0.5 if len(shape) > 1 and shape[0] > 256 else 1.0)
 
 
-def _skinny_name(config: SkinnyConfig) -> str:
-    name = f"skinny {config.outputs}x{config.block} w{config.warps} s{config.stages}"
-    for word, value, usual in (
-        ("slices", config.slices, 1),
-        ("splits", config.splits, 1),
-        ("prefetch", config.prefetch, 0),
-        ("tile", config.tile, 16),
-    ):
-        if value != usual:
-            name += f" {word} {value}"
-    return name
+def _name(cut: Cut) -> str:
+    if cut is None:
+        return "cublas"
+    name = f"{cut.outputs}x{cut.block} w{cut.warps}"
+    if isinstance(cut, GemvConfig):
+        return f"gemv {name}"
+    return f"skinny {name} s{cut.stages}" + (f" slices {cut.slices}" if cut.slices > 1 else "")
 
 
 def summarise(lines: list[dict[str, Any]]) -> None:
@@ -348,26 +315,35 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(_MODELS), choices=list(_MODELS))
-    parser.add_argument("--out", type=Path, help="a file for the lines; tells only the best then")
+    parser.add_argument(
+        "--cuts",
+        action="store_true",
+        help="time each linear by several cuts of the kernels, instead of whole steps",
+    )
+    parser.add_argument("--out", type=Path, help="a file for all times, a line of JSON each")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("there is no CUDA device")
     torch.manual_seed(0)
     card = torch.cuda.get_device_name()
     lines: list[dict[str, Any]] = []
-
-    def write(line: dict[str, Any]) -> None:
-        lines.append({"bench": "dense", "card": card, **line})
-        if arguments.out is None:
-            print(json.dumps(lines[-1]), flush=True)
-
     with torch.inference_mode():
+        rate = copied_bytes_per_microsecond()
+        print(f"{card}: a copy reads and writes {rate / 1e6:.2f} TB/s", flush=True)
         for model in arguments.models:
-            Bench(model, write).run()
+            bench = Bench(model, rate, lines.append)
+            if arguments.cuts:
+                bench.cuts()
+            else:
+                bench.chains()
+            del bench
             torch.cuda.empty_cache()
-    if arguments.out is not None:
-        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if arguments.cuts:
         summarise(lines)
+    if arguments.out is not None:
+        common = {"bench": "dense", "card": card}
+        text = "".join(json.dumps({**common, **line}) + "\n" for line in lines)
+        arguments.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ from pagewire_kernels.dispatch_record import recorded
 from pagewire_kernels.gpu.dense import TritonDense
 from pagewire_kernels.quantization import quantize_int8
 
-CPU = torch.device("cpu")
 EPS = 1e-5
-DEPTH, OUTPUTS = 64, 48
-LAUNCHED = {1: "dense_gemv", 2: "dense_skinny", 16: "dense_skinny"}
+DEPTH, OUTPUTS, MANY_OUTPUTS = 64, 48, 8200
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -27,19 +25,34 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.fixture(scope="module")
 def dense() -> TritonDense:
-    return TritonDense(CPU)
+    return TritonDense()
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 16, 17])
-@pytest.mark.parametrize("with_bias", [False, True])
+CASES = [
+    (0, OUTPUTS, None),
+    (1, OUTPUTS, "dense_gemv"),
+    (2, OUTPUTS, "dense_skinny"),
+    (16, OUTPUTS, "dense_skinny"),
+    (17, OUTPUTS, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "kernel", "with_bias"),
+    [
+        *((*case, with_bias) for case in CASES for with_bias in (False, True)),
+        (33, MANY_OUTPUTS, "dense_skinny", True),
+        (65, MANY_OUTPUTS, None, False),
+    ],
+)
 def test_fused_operations_equal_their_compositions(
-    rows: int, with_bias: bool, dense: TritonDense
+    rows: int, outputs: int, kernel: str | None, with_bias: bool, dense: TritonDense
 ) -> None:
     reference = TorchDense()
-    hidden, weight = draw(rows, DEPTH), draw(OUTPUTS, DEPTH)
+    hidden, weight = draw(rows, DEPTH), draw(outputs, DEPTH)
     norm_weight = draw(DEPTH)
-    bias = draw(OUTPUTS) if with_bias else None
-    residual = draw(rows, OUTPUTS)
+    bias = draw(outputs) if with_bias else None
+    residual = draw(rows, outputs)
     expected_sum = residual + reference.linear(hidden, weight, bias)
     norm = (norm_weight, EPS)
     with recorded() as launches:
@@ -55,13 +68,14 @@ def test_fused_operations_equal_their_compositions(
         returned = dense.linear_add(hidden, weight, bias, residual)
     close(returned, expected_sum)
     assert returned.data_ptr() == residual.data_ptr()
-    if rows in LAUNCHED:
-        assert launches[LAUNCHED[rows]] == 4
-    else:
-        assert not {"dense_gemv", "dense_skinny"} & set(launches)
+    linears = {name: launches[name] for name in ("dense_gemv", "dense_skinny") if launches[name]}
+    assert linears == ({kernel: 4} if kernel else {})
+    # A GEMV folds both norms and the activation in, a skinny product the activation.
+    assert launches["rms_norm_rows"] == (0 if rows < 2 else 2)
+    assert launches["silu_and_mul_rows"] == (1 if rows and kernel is None else 0)
 
 
-def test_the_norm_is_folded_where_it_can_not_overflow(dense: TritonDense) -> None:
+def test_a_norm_does_not_leave_float16s_range(dense: TritonDense) -> None:
     weight, norm_weight = draw(OUTPUTS, DEPTH), torch.full((DEPTH,), 2.0, dtype=torch.float16)
     for rows in (1, 3):
         # The rows times the norm's weight leave float16's range; divided by their size they don't.
@@ -90,7 +104,7 @@ def test_float32_is_torchs_to_the_last_bit(dense: TritonDense) -> None:
 
 def test_int8_weights_are_served(dense: TritonDense) -> None:
     hidden, weight = draw(2, DEPTH), quantize_int8(draw(OUTPUTS, DEPTH))
-    assert dense.kernel_for(hidden, weight) == "torch"
+    assert dense.cut_for(hidden, weight) is None
     residual = draw(2, OUTPUTS)
     expected = residual + TorchDense().linear(hidden, weight)
     close(dense.linear_add(hidden, weight, None, residual), expected)
@@ -98,5 +112,5 @@ def test_int8_weights_are_served(dense: TritonDense) -> None:
 
 def test_weights_that_are_not_whole_rows_are_served(dense: TritonDense) -> None:
     hidden, weight = draw(2, DEPTH), draw(DEPTH, OUTPUTS).t()
-    assert dense.kernel_for(hidden, weight) == "torch"
+    assert dense.cut_for(hidden, weight) is None
     close(dense.linear(hidden, weight), TorchDense().linear(hidden, weight))

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire_kernels.gpu.dense_gemv import GemvConfig, gemv, gemv_config
+from pagewire_kernels.gpu.dense_cuts import choose_cut
+from pagewire_kernels.gpu.dense_gemv import GemvConfig, gemv
 from pagewire_kernels.gpu.dense_rows import rms_norm, silu_and_mul
-from pagewire_kernels.gpu.dense_skinny import SkinnyConfig, num_programs, skinny, skinny_config
+from pagewire_kernels.gpu.dense_skinny import SkinnyConfig, skinny
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
@@ -65,31 +66,51 @@ def surroundings(case: str, tokens: int, rows: int, depth: int, dtype: torch.dty
     return options
 
 
-CASES = ["plain", "bias", "norm", "norm gated", "norm gated bias", "bias residual"]
+CASES = ["plain", "bias", "gated", "gated bias", "bias residual"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "norm", "norm gated bias"])
 def test_gemv_equals_float64(case: str, dtype: torch.dtype) -> None:
     # 9 pairs and 18 outputs fill no last program of 4, 75 columns no last block of 32.
     hidden, weight = draw(1, 75, dtype=dtype), draw(18, 75, dtype=dtype, seed=4)
     options = surroundings(case, 1, 18, 75, dtype)
     expected = expected_linear(hidden, weight, **options)
-    check(gemv(hidden, weight, config=GemvConfig(4, 32, 2), **options), expected)
+    check(gemv(hidden, weight, GemvConfig(4, 32, 2), **options), expected)
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(1, 1), (2, 16), (3, 2500)])
-def test_gemv_by_its_own_configuration(rows: int, depth: int) -> None:
+def test_gemv_as_it_is_cut_for_its_depth(rows: int, depth: int) -> None:
     hidden = draw(1, depth, dtype=torch.float32)
     weight = draw(rows, depth, dtype=torch.float32, seed=4)
-    check(gemv(hidden, weight), expected_linear(hidden, weight))
+    cut = choose_cut(1, rows, depth)
+    assert isinstance(cut, GemvConfig)
+    check(gemv(hidden, weight, cut), expected_linear(hidden, weight))
 
 
-def test_gemv_blocks_cover_the_depth_in_few_rounds() -> None:
-    for depth in (1, 64, 576, 2048, 4096, 14336):
-        block = gemv_config(depth).block
-        assert block & (block - 1) == 0
-        assert -(-depth // block) <= 8
+@settings(max_examples=200)
+@given(
+    rows=st.integers(0, 300),
+    outputs=st.sampled_from([1, 576, 2048, 4096, 4097, 6144, 8192, 28672, 128256]),
+    depth=st.integers(1, 30000),
+)
+def test_a_cut_is_of_a_kernel_that_can_take_it(rows: int, outputs: int, depth: int) -> None:
+    match choose_cut(rows, outputs, depth):
+        case GemvConfig() as cut:
+            assert rows == 1
+            # The loop over the depth is unrolled.
+            assert -(-depth // cut.block) <= 16
+        case SkinnyConfig() as cut:
+            assert 2 <= rows <= 64
+            assert cut.slices in (1, cut.warps)
+            # There are programs for all multiprocessors, if the matrix has the outputs for it.
+            assert -(-outputs // cut.outputs) >= min(64, outputs // 16)
+            # An H100's program may have 227 KiB of shared memory for what is in flight.
+            tile = max(16, 1 << (rows - 1).bit_length())
+            step = cut.block * cut.slices * (tile + cut.outputs) * 2
+            assert step * cut.stages <= 227 * 1024
+        case None:
+            assert rows != 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -100,7 +121,7 @@ def test_skinny_equals_float64(case: str, dtype: torch.dtype, slices: int) -> No
     options = surroundings(case, 7, 38, 75, dtype)
     expected = expected_linear(hidden, weight, **options)
     config = SkinnyConfig(16, 16, 2, 2, slices=slices)
-    check(skinny(hidden, weight, config=config, **options), expected)
+    check(skinny(hidden, weight, config, **options), expected)
 
 
 @settings(max_examples=25)
@@ -110,21 +131,17 @@ def test_skinny_equals_float64(case: str, dtype: torch.dtype, slices: int) -> No
     depth=st.integers(1, 90),
     outputs=st.sampled_from([16, 32]),
     slices=st.sampled_from([1, 2]),
-    splits=st.integers(1, 3),
     adds=st.booleans(),
 )
 def test_any_cut_of_a_skinny_product_is_the_same_product(
-    tokens: int, rows: int, depth: int, outputs: int, slices: int, splits: int, adds: bool
+    tokens: int, rows: int, depth: int, outputs: int, slices: int, adds: bool
 ) -> None:
-    config = SkinnyConfig(outputs, 16, 2, 2, slices=slices, splits=splits)
+    config = SkinnyConfig(outputs, 16, 2, 2, slices=slices)
     hidden = draw(tokens, depth, dtype=torch.float32)
     weight = draw(rows, depth, dtype=torch.float32, seed=4)
     residual = draw(tokens, rows, dtype=torch.float32, seed=5) if adds else None
-    arrivals = torch.zeros(num_programs(rows, config), dtype=torch.int32)
     expected = expected_linear(hidden, weight, residual=residual)
-    actual = skinny(hidden, weight, residual=residual, arrivals=arrivals, config=config)
-    check(actual, expected)
-    assert not arrivals.any()  # ready for the next launch
+    check(skinny(hidden, weight, config, residual=residual), expected)
 
 
 def test_strided_rows_and_residual() -> None:
@@ -134,29 +151,11 @@ def test_strided_rows_and_residual() -> None:
     residual = draw(5, 64, dtype=torch.float32)
     kept = residual.clone()
     expected = expected_linear(hidden, weight, residual=residual[:, 20:40])
-    returned = skinny(hidden, weight, residual=residual[:, 20:40])
+    returned = skinny(hidden, weight, SkinnyConfig(16, 16, 2, 2), residual=residual[:, 20:40])
     check(returned, expected)
     assert returned.data_ptr() == residual[:, 20:].data_ptr()
     assert torch.equal(residual[:, :20], kept[:, :20])
     assert torch.equal(residual[:, 40:], kept[:, 40:])
-
-
-def test_a_split_depth_refuses_what_needs_all_of_it() -> None:
-    config = SkinnyConfig(16, 16, 2, 2, splits=2)
-    hidden, weight = draw(2, 32, dtype=torch.float32), draw(32, 32, dtype=torch.float32)
-    arrivals = torch.zeros(2, dtype=torch.int32)
-    with pytest.raises(ValueError, match="norm"):
-        skinny(hidden, weight, norm_weight=weight[0], arrivals=arrivals, config=config)
-    with pytest.raises(ValueError, match="gate"):
-        skinny(hidden, weight, gated=True, arrivals=arrivals, config=config)
-    with pytest.raises(ValueError, match="2 arrivals"):
-        skinny(hidden, weight, arrivals=arrivals[:1], config=config)
-
-
-@pytest.mark.parametrize("rows", [576, 2048, 3072, 4096, 6144, 16384, 28672, 128256])
-def test_a_large_matrix_has_programs_for_every_multiprocessor(rows: int) -> None:
-    config = skinny_config(rows)
-    assert num_programs(rows, config) >= min(128, rows // 16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -52,7 +52,7 @@ def test_what_a_model_launches_is_compiled_and_not_run(
     """In bf16, as on a GPU; the launches themselves would fail here."""
     model, _ = load(tiny_llama, dtype=torch.bfloat16)
     attention = TritonAttention(dependent_launch=False)
-    model.use_kernels(TritonDense(torch.device("cpu")))
+    model.use_kernels(TritonDense())
     cache = CacheEngine(model.kv_shape, 1, 16, torch.bfloat16, torch.device("cpu"))
     asked: list[str] = []
 
