@@ -69,7 +69,8 @@ def grammar_text(constraint: StructuredOutput) -> str:
         return LLMatcher.grammar_from_regex(constraint.regex)
     if constraint.choice:
         texts = (json.dumps(text, ensure_ascii=False) for text in constraint.choice)
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+        # One terminal: as alternatives of a rule, at most 2000 of them can be followed at once.
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(texts)}")
     try:
         lark = any_to_lark(constraint.grammar or "")
     except RecursionError:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from pagewire.errors import InvalidArgumentError
+from pagewire.structured_output import DATA_KEYWORDS, MAPS_OF_SCHEMAS
 
 # Levels of nested JSON; llguidance itself reads 128.
 MAX_DEPTH = 100
@@ -25,10 +26,6 @@ _FORMATS = frozenset(
         "uuid",
     )
 )
-_MAPS_OF_SCHEMAS = frozenset(
-    ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-)
-_DATA = frozenset(("const", "default", "enum", "example", "examples", "required"))
 
 
 def normalised_schema(text: str) -> str:
@@ -60,9 +57,9 @@ def _normalised(value: Any, depth: int) -> Any:
     for key, item in value.items():
         if key == "format" and isinstance(item, str) and item not in _FORMATS:
             continue
-        if key in _DATA:
+        if key in DATA_KEYWORDS:
             kept[key] = item
-        elif key in _MAPS_OF_SCHEMAS and isinstance(item, dict):
+        elif key in MAPS_OF_SCHEMAS and isinstance(item, dict):
             kept[key] = {name: _normalised(each, depth + 2) for name, each in item.items()}
         else:
             kept[key] = _normalised(item, depth + 1)

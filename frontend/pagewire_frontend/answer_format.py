@@ -90,9 +90,14 @@ class AnswerFormat:
             raise
 
     def name_constraint(self, error: BaseException) -> None:
-        """An error about the constraint is one about what asked for it."""
-        if isinstance(error, PagewireError) and error.field.startswith(FIELD):
+        """An error about the constraint is one about what asked for it: a schema that is wrong is
+        in the tools."""
+        if self.constraint is None or not isinstance(error, PagewireError):
+            return
+        if error.field == FIELD:
             error.field = "tool_choice"
+        elif error.field.startswith(f"{FIELD}."):
+            error.field = "tools"
 
 
 def answer_format(

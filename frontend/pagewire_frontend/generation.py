@@ -234,7 +234,7 @@ class Generation:
             self._live.discard(key)
             if picks_best and isinstance(error, PagewireError):
                 error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
-            if request.answer is not None and request.answer.constraint is not None:
+            if request.answer is not None:
                 request.answer.name_constraint(error)
             raise
         return RunningGeneration(self, key, stream, engine_request, params, request.answer)

@@ -87,6 +87,8 @@ class RunningGeneration:
                 self._generation.in_background(self._stream.abort())
                 if self._best_of is not None and isinstance(error, PagewireError):
                     error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
+                if self._answer is not None:
+                    self._answer.name_constraint(error)
                 raise
             if update is not None:
                 return update

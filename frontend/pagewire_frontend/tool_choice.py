@@ -10,12 +10,11 @@ from typing import Any
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import check_count
-from pagewire.structured_output import StructuredOutput
+from pagewire.structured_output import DATA_KEYWORDS, MAPS_OF_SCHEMAS, StructuredOutput
 from pagewire_frontend.answers import TOOL_NAME
 from pagewire_frontend.chat_messages import MAX_TOOLS
 
 ToolDefinition = Mapping[str, Any]
-_DEFINITIONS = ("$defs", "definitions")
 
 
 class ToolChoice(Enum):
@@ -122,8 +121,13 @@ def _schema_of_calls(use: ToolUse) -> dict[str, Any]:
     calls = []
     for number, tool in enumerate(use.callable_tools):
         function = tool["function"]
-        parameters = _with_shared_definitions(_parameters(function), f"tool{number}.", definitions)
-        properties = {"name": {"const": function["name"]}, "parameters": parameters}
+        place = f"tool{number}"
+        # Whole, as references count from the root: what they name may be anywhere in it.
+        definitions[place] = _moved(_parameters(function), f"#/$defs/{place}")
+        properties = {
+            "name": {"const": function["name"]},
+            "parameters": {"$ref": f"#/$defs/{place}"},
+        }
         calls.append(
             {
                 "type": "object",
@@ -135,8 +139,7 @@ def _schema_of_calls(use: ToolUse) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not use.parallel:
         schema["maxItems"] = 1
-    if definitions:
-        schema["$defs"] = definitions
+    schema["$defs"] = definitions
     return schema
 
 
@@ -172,32 +175,28 @@ def _checked_tools(tools: Sequence[Any]) -> tuple[ToolDefinition, ...]:
             raise InvalidArgumentError(f"{where}.function.description", "must be a string")
         if not isinstance(function.get("parameters"), Mapping | None):
             raise InvalidArgumentError(f"{where}.function.parameters", "must be a JSON schema")
+        if not isinstance(function.get("strict"), bool | None):
+            raise InvalidArgumentError(f"{where}.function.strict", "must be true or false")
     return tuple(tools)
 
 
-def _with_shared_definitions(
-    schema: Mapping[str, Any], prefix: str, definitions: dict[str, Any]
-) -> dict[str, Any]:
-    """A schema as part of another: its definitions move to `definitions`, by names of their own,
-    since references count from the root."""
-    own = {key: value for key in _DEFINITIONS if isinstance(value := schema.get(key), Mapping)}
-    moved = {
-        f"#/{key}/{name}": f"#/$defs/{prefix}{name}" for key, value in own.items() for name in value
-    }
-    for value in own.values():
-        for name, definition in value.items():
-            definitions[prefix + name] = _rewritten(definition, moved)
-    return {key: _rewritten(value, moved) for key, value in schema.items() if key not in own}
-
-
-def _rewritten(value: Any, moved: Mapping[str, str]) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: moved.get(item, item)
-            if key == "$ref" and isinstance(item, str)
-            else _rewritten(item, moved)
-            for key, item in value.items()
-        }
+def _moved(value: Any, place: str) -> Any:
+    """A schema, or what stands in one, with references such as it has to have at `place`."""
     if isinstance(value, list):
-        return [_rewritten(item, moved) for item in value]
-    return value
+        return [_moved(item, place) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if isinstance(own_root := value.get("$id"), str) and not own_root.startswith("#"):
+        return value  # references in it count from here
+    moved: dict[str, Any] = {}
+    for key, item in value.items():
+        if key in DATA_KEYWORDS:
+            moved[key] = item
+        elif key in MAPS_OF_SCHEMAS and isinstance(item, Mapping):
+            # By names: one may be `$ref`, or `const`.
+            moved[key] = {name: _moved(each, place) for name, each in item.items()}
+        elif key == "$ref" and isinstance(item, str) and (item == "#" or item.startswith("#/")):
+            moved[key] = place + item[1:]
+        else:
+            moved[key] = _moved(item, place)
+    return moved

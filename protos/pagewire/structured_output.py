@@ -12,6 +12,11 @@ from pagewire.errors import InvalidArgumentError
 MAX_CONSTRAINT_BYTES = 256 * 1024
 MAX_CHOICES = 4096
 FIELD = "structured_output"
+# Keywords of a JSON schema that hold schemas by names, and those that hold no schema.
+MAPS_OF_SCHEMAS = frozenset(
+    ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+)
+DATA_KEYWORDS = frozenset(("const", "default", "enum", "example", "examples", "required"))
 _TEXTS = ("json_schema", "regex", "grammar")
 
 

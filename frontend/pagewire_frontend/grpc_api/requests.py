@@ -159,11 +159,13 @@ def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]
             raise InvalidArgumentError(
                 f"tools[{index}].name", "must be 1 to 128 letters, digits or any of _ - . : /"
             )
-        function = {
+        function: dict[str, Any] = {
             "name": tool.name,
             "description": tool.description,
             "parameters": _plain(f"tools[{index}].parameters", tool.parameters),
         }
+        if tool.strict:
+            function["strict"] = True
         converted.append({"type": "function", "function": function})
     return converted or None
 

@@ -119,6 +119,8 @@ def _from_structured_outputs(asked: Mapping[str, Any]) -> Constraint:
 
 
 def _named(names: Mapping[str, str], values: dict[str, Any]) -> Constraint:
+    if values.get("choice") == []:  # which Python's default stands for: not given
+        raise InvalidArgumentError(names[f"{FIELD}.choice"], "has no texts")
     try:
         return Constraint(StructuredOutput(**values), names)
     except InvalidArgumentError as error:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import pytest
+from jsonschema import Draft202012Validator
 
 from pagewire.errors import InvalidArgumentError
-from pagewire.structured_output import StructuredOutput
+from pagewire.structured_output import FIELD, StructuredOutput
 from pagewire_frontend.tool_choice import ToolUse, constraint_for, named_tool, tool_use
+from pagewire_frontend.tool_parsers.forced import RequiredCallsParser
 from pagewire_frontend.tool_parsers.xml_calls import Qwen3CoderParser
 from tests.fakes.fake_engine_client import FakeEngineClient, ids_of
 from tests.fakes.frontend import (
@@ -76,12 +79,46 @@ def test_required_demands_a_list_of_calls_of_any_tool() -> None:
     assert "maxItems" not in schema
     weather, now = schema["items"]["anyOf"]
     assert weather["properties"]["name"] == {"const": "get_weather"}
-    # References count from the root: definitions have moved there, under names of their own.
-    reference = weather["properties"]["parameters"]["properties"]["location"]["$ref"]
-    assert schema["$defs"][reference.removeprefix("#/$defs/")] == {"type": "string"}
     assert now["required"] == ["name", "parameters"]
     single = constraint_for(tool_use(TOOLS, "required", parallel_tool_calls=False))
     assert schema_of(single)["maxItems"] == 1
+
+
+INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": INTEGER}},
+        {"properties": {"a": {"$ref": "#/definitions/b"}}, "definitions": {"b": INTEGER}},
+        {"properties": {"a": {"$ref": "#/$defs/b~1c"}}, "$defs": {"b/c": INTEGER}},
+        {"properties": {"a": {"$ref": "#/properties/b"}, "b": INTEGER}},
+        {"properties": {"a": {"$ref": "#/$defs/b/items"}}, "$defs": {"b": {"items": INTEGER}}},
+        {"properties": {"a": INTEGER, "b": {"$ref": "#"}}},
+        {"properties": {"a": {"$ref": "#b"}}, "$defs": {"b": {"$anchor": "b", **INTEGER}}},
+        {"$id": "x:y", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": INTEGER}},
+        {"properties": {"a": INTEGER, "$ref": {"const": {"$ref": "#/$defs/b"}}}},
+    ],
+)
+def test_a_tools_references_mean_the_same_in_a_list_of_calls(parameters: dict[str, Any]) -> None:
+    parameters = {"type": "object", "required": ["a"], **parameters}
+    others = {"type": "object", "$defs": {"b": {"type": "string"}}}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in (("other", others), ("f", parameters))
+    ]
+    calls = Draft202012Validator(schema_of(constraint_for(tool_use(tools, "required"))))
+    alone = Draft202012Validator(parameters)
+    for arguments in (
+        {"a": 1},
+        {"a": "x"},
+        {"a": 1, "b": {"a": 1}},
+        {"a": 1, "b": []},
+        {"a": 1, "$ref": {"$ref": "#/$defs/b"}},
+    ):
+        call = [{"name": "f", "parameters": arguments}]
+        assert calls.is_valid(call) == alone.is_valid(arguments)
 
 
 @pytest.mark.parametrize("definitions", [[1], "x", None, {"a": 1}])
@@ -180,3 +217,48 @@ async def test_a_call_and_another_format_exclude_each_other(choice: Any) -> None
 async def test_a_beam_search_can_not_be_made_to_call() -> None:
     status, body = await ask(replying(ARGUMENTS), tool_choice=NAMED, use_beam_search=True, n=2)
     assert (status, body["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize(
+    ("field", "param"), [("structured_output", "tool_choice"), (f"{FIELD}.json_schema", "tools")]
+)
+async def test_an_error_about_the_constraint_names_what_asked_for_it(
+    field: str, param: str
+) -> None:
+    # It may come with the answer: that no text goes on is found out then.
+    def failing() -> FakeEngineClient:
+        return replying(ARGUMENTS, fail_after=1, failure=InvalidArgumentError(field, "no text"))
+
+    status, body = await ask(failing(), tool_choice=NAMED)
+    assert (status, body["error"]["param"]) == (400, param)
+    async with running_frontend(failing()) as server, grpc_stub(server) as stub:
+        request = chat_request("W?", tools=[{"name": "f"}], tool_choice={"name": "f"})
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.ChatUnary(request)
+    assert (raised.value.details() or "").startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("length", range(len(REQUIRED_REPLY) + 1))
+def test_a_list_that_is_cut_off_leaves_no_content_beside_its_calls(length: int) -> None:
+    parser = RequiredCallsParser(TOOLS)
+    content, calls = parser.feed(REQUIRED_REPLY[:length])
+    last_content, last_calls = parser.finish()
+    told = [call for call in calls + last_calls if call.name]
+    assert content + last_content == ("" if told else REQUIRED_REPLY[:length])
+
+
+def test_strict_is_a_word_of_its_own() -> None:
+    function = {"name": "f", "strict": "yes"}
+    with pytest.raises(InvalidArgumentError) as raised:
+        tool_use([{"type": "function", "function": function}])
+    assert raised.value.field == "tools[0].function.strict"
+
+
+async def test_strict_tools_are_known_to_grpc() -> None:
+    client = replying(ARGUMENTS)
+    tools = [{"name": "loose"}, {"name": "strict", "strict": True}]
+    async with running_frontend(client) as server, grpc_stub(server) as stub:
+        for name in ("loose", "strict"):
+            await stub.ChatUnary(chat_request("W?", tools=tools, tool_choice={"name": name}))
+    constraints = [request.sampling_params.structured_output for request in client.requests]
+    assert [each is not None and each.lenient for each in constraints] == [True, False]

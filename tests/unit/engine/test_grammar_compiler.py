@@ -16,7 +16,7 @@ from pagewire.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from pagewire.structured_output import StructuredOutput
+from pagewire.structured_output import MAX_CHOICES, StructuredOutput
 from pagewire_engine import grammar_trial, structured_output
 from pagewire_engine.structured_output import GrammarCompiler
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
@@ -98,6 +98,14 @@ def test_each_kind_accepts_what_it_says(
 ) -> None:
     assert {text: accepts(compiler, constraint, text) for text in good} == dict.fromkeys(good, True)
     assert {text: accepts(compiler, constraint, text) for text in bad} == dict.fromkeys(bad, False)
+
+
+def test_as_many_choices_as_are_taken_can_be_followed(compiler: GrammarCompiler) -> None:
+    texts = [f'option {n}\n"{n}' for n in range(MAX_CHOICES)]
+    assert accepts(compiler, StructuredOutput(choice=texts), texts[77])
+    assert not accepts(compiler, StructuredOutput(choice=texts), "option 9999")
+    nested = StructuredOutput(choice=["a" * length for length in range(1, 700)])
+    assert accepts(compiler, nested, "a" * 699)
 
 
 def test_white_space_between_json_tokens_is_bounded(compiler: GrammarCompiler) -> None:
