@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagewire.errors import InvalidArgumentError
@@ -57,6 +58,8 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
         if name in prepared:
             prepared["reasoning_content"] = prepared[name]
             break
+    if prepared.get("tool_calls") == []:
+        del prepared["tool_calls"]  # as if it were null
     if "tool_calls" in prepared:
         if not isinstance(prepared["tool_calls"], list):
             raise InvalidArgumentError(f"{where}.tool_calls", "must be a list")
@@ -65,6 +68,31 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
             for n, call in enumerate(prepared["tool_calls"])
         ]
     return prepared
+
+
+def prepare_tools(
+    tools: Sequence[Mapping[str, Any]] | None, template: CompiledTemplate
+) -> list[Mapping[str, Any]] | None:
+    """The tools as the template wants them, None for none: whole, where it trips over what a client
+    left out."""
+    if not tools:
+        return None
+    if template.takes_bare_tools:
+        return list(tools)
+    return [_whole_tool(tool) for tool in tools]
+
+
+def _whole_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        return tool  # offline, templates may be given what they like
+    given = function.get("parameters") or {}
+    if isinstance(given, Mapping):
+        given = {"type": "object", "properties": {}} | {
+            name: value for name, value in given.items() if value is not None
+        }
+    described = {"description": function.get("description") or "", "parameters": given}
+    return {**tool, "function": {**function, **described}}
 
 
 def _takes_null(message: dict[str, Any], template: CompiledTemplate) -> bool:
@@ -110,6 +138,7 @@ def _tool_call(call: Any, where: str, template: CompiledTemplate) -> dict[str, A
     if template.takes_argument_strings_only:
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments or {}, ensure_ascii=False)
+        arguments = arguments if arguments.strip() else "{}"
     elif isinstance(arguments, str):
         arguments = _parsed(arguments, f"{where}.function.arguments")
     return {**call, "function": {**function, "arguments": arguments or {}}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
-from pagewire_frontend.chat_messages import prepare_messages
+from pagewire_frontend.chat_messages import prepare_messages, prepare_tools
 from pagewire_frontend.compiled_template import compile_template
 from pagewire_frontend.control_tokens import ControlTokenGuard
 from pagewire_frontend.errors import ChatTemplateError
@@ -132,7 +132,7 @@ class ChatTemplate:
             "documents": documents or None,
             **_checked(chat_template_kwargs or {}),
             "messages": client_messages,
-            "tools": list(tools) if tools else None,
+            "tools": prepare_tools(tools, template),
         }
         try:
             if parse_control_tokens:

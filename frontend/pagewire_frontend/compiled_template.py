@@ -121,6 +121,13 @@ class CompiledTemplate:
         return False
 
     @cached_property
+    def takes_bare_tools(self) -> bool:
+        """Whether a tool may be a name alone; some templates trip over what it leaves out."""
+        probe = [{"role": "user", "content": "Probe."}]
+        bare = {"type": "function", "function": {"name": "probe"}}
+        return self._probe(probe, [bare]) is not None or self._probe(probe, [_PROBE_TOOL]) is None
+
+    @cached_property
     def takes_null_beside_tool_calls(self) -> bool:
         """Whether content beside tool calls may be None; else it must be ""."""
         arguments = _PROBE_ARGUMENTS
@@ -153,8 +160,10 @@ class CompiledTemplate:
         """Whether the template looks at documents."""
         return "documents" in self.source
 
-    def _probe(self, messages: list[dict[str, Any]]) -> str | None:
-        for tools in (None, [_PROBE_TOOL]):
+    def _probe(
+        self, messages: list[dict[str, Any]], *choices: list[dict[str, Any]] | None
+    ) -> str | None:
+        for tools in choices or (None, [_PROBE_TOOL]):
             try:
                 return self.render(
                     {

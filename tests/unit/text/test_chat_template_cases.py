@@ -157,3 +157,31 @@ def test_null_content_without_tool_calls_renders_as_empty_text_or_as_the_templat
     assert "null" not in with_null
     if file != SHOWS_CALLS_BESIDE_NULL_ONLY:
         assert with_null == render("")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_clients_may_leave_out_of_tools_and_calls_is_no_error(file: str) -> None:
+    template = ChatTemplate({"default": (CASES / file).read_text()}, tokenizer())
+    user = {"role": "user", "content": "hi"}
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": ""}}
+    empty = {"role": "assistant", "content": "x", "tool_calls": []}
+    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    def renders(messages: list[dict[str, Any]], **fields: Any) -> bool:
+        tool = {"type": "function", "function": {"name": "f", **fields}}
+        try:
+            template.render(messages, tools=[tool])
+        except ChatTemplateError:
+            return False
+        return True
+
+    whole = {"description": "d", "parameters": {"type": "object", "properties": {}}}
+    if renders([user], **whole):
+        assert renders([user])
+        assert renders([user], description=None, parameters=None)
+        assert renders([user], parameters={"type": "object", "properties": None})
+        assert renders([user, empty])
+    call["function"] = {"name": "f", "arguments": "{}"}
+    if renders([user, calling], **whole):
+        call["function"] = {"name": "f", "arguments": ""}
+        assert renders([user, calling], **whole)
