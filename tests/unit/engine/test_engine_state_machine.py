@@ -3,14 +3,28 @@ if it were alone (DESIGN invariants 1, 2, 4 and 5)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings as hypothesis_settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from pagewire.beam_search_params import BeamSearchParams, EarlyStopping
-from pagewire.errors import InternalError, InvalidArgumentError, ResourceExhaustedError
+from pagewire.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from pagewire.outputs import FinishReason
 from pagewire_engine.step import StepPlan
 from pagewire_engine.submission import SequencePast, Submission
@@ -36,22 +50,30 @@ class Expected:
 
     request: Submission
     aborted: set[int] = field(default_factory=set)
+    not_a_number: bool = False
+    all_failed: bool = False
 
     @property
     def poisoned(self) -> bool:
         return POISON in self.request.prompt_token_ids
 
 
+# What the examples of all machines made happen.
+reached: Counter[str] = Counter()
+QUEUE_TIME_S = 60.0
+
+
 class EngineMachine(RuleBasedStateMachine):
+    preemption_mode = "recompute"
+    overlaps_steps = False
+
     @initialize(
         num_blocks=st.integers(4, 10),
         budget=st.integers(1, 24),
         max_num_seqs=st.integers(3, 8),
         watermark=st.sampled_from([0.0, 0.25]),
-        num_cpu_blocks=st.sampled_from([0, 3, 20]),
-        preemption_mode=st.sampled_from(["auto", "recompute", "swap"]),
+        num_cpu_blocks=st.sampled_from([20, 20, 3, 0]),
         enable_prefix_caching=st.sampled_from([True, True, False]),
-        overlaps_steps=st.booleans(),
     )
     def start(
         self,
@@ -60,10 +82,9 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         watermark: float,
         num_cpu_blocks: int,
-        preemption_mode: str,
         enable_prefix_caching: bool,
-        overlaps_steps: bool,
     ) -> None:
+        self.now = 0.0
         self.harness = Harness(
             settings(
                 num_blocks=num_blocks,
@@ -72,20 +93,23 @@ class EngineMachine(RuleBasedStateMachine):
                 max_model_len=40,
                 watermark=watermark,
                 num_cpu_blocks=num_cpu_blocks,
-                preemption_mode=preemption_mode,
+                preemption_mode=self.preemption_mode,
                 enable_prefix_caching=enable_prefix_caching,
+                max_queue_time_s=QUEUE_TIME_S,
             ),
             vocab_size=VOCAB_SIZE,
             on_execute=self.fail_if_poisoned,
-            overlaps_steps=overlaps_steps,
+            overlaps_steps=self.overlaps_steps,
+            clock=lambda: self.now,
         )
         self.fail_next_step = False
-        self.failed_steps: set[int] = set()
+        self.tried_steps: set[int] = set()
         self.expected: dict[str, Expected] = {}
 
     def fail_if_poisoned(self, plan: StepPlan) -> None:
-        if self.fail_next_step and plan.step not in self.failed_steps:
-            self.failed_steps.add(plan.step)
+        is_new = plan.step not in self.tried_steps
+        self.tried_steps.add(plan.step)
+        if self.fail_next_step and is_new:
             raise RuntimeError("once")
         for entry in plan.scheduled:
             if POISON in self.harness.executor.sequences[entry.sequence_id].new.prompt_token_ids:
@@ -145,15 +169,28 @@ class EngineMachine(RuleBasedStateMachine):
         prompts=st.lists(PROMPTS, min_size=2, max_size=4),
         tenant=TENANTS,
         temperature=st.sampled_from([0.0, 1.0]),
+        n=st.sampled_from([2, 1]),
     )
-    def add_more_than_fits(self, prompts: list[list[int]], tenant: str, temperature: float) -> None:
+    def add_more_than_fits(
+        self, prompts: list[list[int]], tenant: str, temperature: float, n: int
+    ) -> None:
         for prompt in prompts:
             request_id = str(len(self.expected))
             request = submission(
-                request_id, prompt, tenant=tenant, max_tokens=12, temperature=temperature
+                request_id, prompt, tenant=tenant, max_tokens=12, temperature=temperature, n=n
             )
             self.harness.add(request)
             self.expected[request_id] = Expected(request)
+        self.step(6)
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def add_again(self, data: st.DataObject) -> None:
+        """A request that was there before finds what is left of its prompt."""
+        request = self.expected[data.draw(st.sampled_from(sorted(self.expected)))].request
+        request = replace(request, request_id=str(len(self.expected)))
+        self.harness.add(request)
+        self.expected[request.request_id] = Expected(request)
 
     @rule(
         prompt=PROMPTS,
@@ -192,9 +229,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def reset_prefix_cache(self) -> None:
-        blocks = self.harness.engine.scheduler.blocks
-        blocks.reset_prefix_cache()
-        assert blocks.num_cached_blocks == 0
+        reached["blocks forgotten"] += self.harness.engine.reset_prefix_cache()
+        assert self.harness.engine.stats().num_cached_blocks == 0
 
     @rule(num_steps=st.integers(1, 6))
     def step(self, num_steps: int) -> None:
@@ -206,6 +242,34 @@ class EngineMachine(RuleBasedStateMachine):
         self.fail_next_step = True
         self.harness.step()
         self.fail_next_step = False
+
+    @rule()
+    def wait_too_long(self) -> None:
+        self.now += QUEUE_TIME_S + 1
+        self.harness.step()
+        assert self.harness.engine.scheduler.waiting.oldest() is None
+
+    @rule(do=st.sampled_from([False, False, False, True]))
+    def fail_all(self, do: bool) -> None:
+        if not do:
+            return
+        live = [each for each in self.expected if each in self.harness.engine]
+        assert self.harness.engine.fail_all(UnavailableError("for a test")) == len(live)
+        for request_id in live:
+            assert request_id not in self.harness.engine
+            self.expected[request_id].all_failed = True
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), index=st.integers(0, 3))
+    def compute_what_is_not_a_number(self, data: st.DataObject, index: int) -> None:
+        # What is drawn must not depend on how far a step under way has come.
+        request_id = data.draw(st.sampled_from(sorted(self.expected)))
+        request = self.harness.engine._requests.get(request_id)
+        if request is None:
+            return
+        self.expected[request_id].not_a_number = True
+        sequence = request.live[index % len(request.live)]
+        self.harness.executor.nan_sequences.add(sequence.sequence_id)
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data())
@@ -221,6 +285,12 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "harness"):
             return
         self.harness.run()
+        stats = self.harness.engine.stats()
+        reached[f"{self.preemption_mode}: preemptions"] += stats.num_preemptions
+        reached[f"{self.preemption_mode}: swaps"] += stats.num_swaps
+        reached["hits"] += stats.prefix_cache_hits
+        reached["block copies"] += stats.num_block_copies
+        reached["beam forks"] += stats.num_beam_forks
         for request_id, expected in self.expected.items():
             self.check(expected, self.harness.requests[request_id])
         # The worker forgets the last ones with the next plan.
@@ -230,13 +300,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check(self, expected: Expected, recorded: Recorded) -> None:
         request, error = expected.request, recorded.error
+        if error is not None:
+            reached[type(error).__name__] += 1
         whole = reference(request)
         for index, tokens in recorded.tokens.items():
             assert tokens == whole[index][: len(tokens)]
         if isinstance(error, InvalidArgumentError):
             assert self.is_too_large(request)
         elif isinstance(error, InternalError):
-            assert expected.poisoned
+            assert expected.poisoned or expected.not_a_number
+        elif isinstance(error, UnavailableError):
+            assert expected.all_failed
+        elif isinstance(error, DeadlineExceededError):
+            assert not any(recorded.tokens.values()), "it had started"
         elif isinstance(error, ResourceExhaustedError):
             assert self.most_blocks(whole, request) > self.harness.settings.num_blocks
         else:
@@ -304,5 +380,34 @@ def past_of(request: Submission, lengths: list[int]) -> list[SequencePast]:
     return past
 
 
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = hypothesis_settings(max_examples=50, stateful_step_count=40)
+MODES = [("auto", False), ("auto", True), ("swap", False), ("swap", True), ("recompute", True)]
+
+
+@pytest.mark.parametrize(("mode", "overlaps_steps"), MODES)
+def test_each_request_answers_as_if_alone(mode: str, overlaps_steps: bool) -> None:
+    class Machine(EngineMachine):
+        pass
+
+    Machine.preemption_mode, Machine.overlaps_steps = mode, overlaps_steps
+    run_state_machine_as_test(
+        Machine, settings=hypothesis_settings(max_examples=12, stateful_step_count=40)
+    )
+    reached["machines"] += 1
+
+
+def test_the_machines_reached_what_they_are_for() -> None:
+    if reached["machines"] < len(MODES):
+        pytest.skip("not all of the machines have run")
+    for what in (
+        "auto: swaps",
+        "swap: swaps",
+        "recompute: preemptions",
+        "hits",
+        "block copies",
+        "beam forks",
+        "blocks forgotten",
+        "InternalError",
+        "UnavailableError",
+        "DeadlineExceededError",
+    ):
+        assert reached[what] > 0, f"{what}: {reached}"
