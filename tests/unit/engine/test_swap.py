@@ -133,3 +133,59 @@ def test_operators_are_told_how_often_and_what_to_do(caplog: pytest.LogCaptureFi
     assert "is preempted by swap because there are not enough free KV blocks" in message
     assert "--kv-cache-memory" in message
     assert message.endswith("Preemptions since start: 1.")
+
+
+def test_the_fifty_first_preemption_is_worth_another_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    harness = Harness(settings(num_blocks=12, num_cpu_blocks=12, max_model_len=64))
+    with caplog.at_level(logging.WARNING):
+        for number in range(1000):
+            if harness.engine.stats().num_preemptions > 50:
+                break
+            harness.add(submission(str(number), [number] * 6, n=2, max_tokens=14, temperature=1.0))
+            for _ in range(8):
+                harness.step()
+    messages = [r.getMessage() for r in caplog.records if "preempted" in r.getMessage()]
+    told = [message.partition("Preemptions since start: ")[2] for message in messages]
+    assert told == ["1.", "51."]
+    assert harness.engine.stats().num_swaps > 0
+
+
+def test_fifty_sequences_are_recomputed_where_host_memory_is_full_of_others() -> None:
+    """vllm#787: the group finds no room to be swapped to, and neither it nor the engine is lost."""
+    harness = Harness(settings(num_blocks=152, num_cpu_blocks=12, max_num_seqs=64))
+    pair = submission("pair", [5] * 9, n=2, max_tokens=30, temperature=1.0, priority=2)
+    many = submission("many", [6] * 6, n=50, max_tokens=8, temperature=1.0, priority=1)
+    urgent = submission("urgent", range(10, 31), max_tokens=60)
+    harness.add(pair, many, urgent)
+    scheduler = harness.engine.scheduler
+    harness.step()
+    while harness.engine.has_work and not scheduler.waiting:
+        harness.step()
+    assert [request.request_id for request in scheduler.swapped] == ["pair"]
+    assert 0 < scheduler.blocks.num_free_cpu_blocks < 12
+    assert [request.request_id for request in scheduler.waiting] == ["many"]
+    harness.run()
+    for request in (pair, many, urgent):
+        assert harness.tokens(request.request_id) == alone(request)
+
+
+def test_what_is_swapped_comes_back_before_any_chunk_of_a_new_prompt() -> None:
+    """vllm#5578, with a newcomer whose prompt takes several steps."""
+    harness = crowded(max_num_batched_tokens=8)
+    until_swapped(harness)
+    (swapped,) = harness.engine.scheduler.swapped
+    away = {sequence.sequence_id for sequence in swapped.live}
+    newcomer = submission("newcomer", range(20, 36), max_tokens=2, priority=-1)
+    harness.add(newcomer)
+    first = len(harness.plans)
+    harness.run()
+    ids = [{entry.sequence_id for entry in plan.scheduled} for plan in harness.plans[first:]]
+    newcomer_id = max(max(each, default=0) for each in ids)
+    comes_back = next(number for number, each in enumerate(ids) if away & each)
+    chunks = [number for number, each in enumerate(ids) if newcomer_id in each]
+    assert comes_back <= chunks[0]
+    assert len(chunks) >= 3
+    check_answers(harness)
+    assert harness.tokens("newcomer") == alone(newcomer)

@@ -68,6 +68,13 @@ def test_version_1_keeps_memory_in_a_tree_of_its_own(tmp_path: Path, group: str)
     assert available_bytes(tmp_path, own) == 34 * MIB
 
 
+def test_a_cpus_kv_cache_is_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
+    assert memory.default_cpu_cache_bytes() == int(0.4 * 8 * GIB)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100 * GIB)
+    assert memory.default_cpu_cache_bytes() == 4 * GIB
+
+
 def test_host_memory_for_swap_is_a_tenth_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
     assert default_swap_bytes("cuda") == int(0.8 * GIB)
