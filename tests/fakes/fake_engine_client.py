@@ -73,6 +73,7 @@ class FakeEngineClient:
         reply: text for (request, sequence index); the end-of-sequence id follows it.
         delay_s: between a request's steps, one token a sequence each.
         tokens_a_step: of each sequence.
+        cached_tokens: of each prompt, as it tells.
         hang_after: tokens after which nothing more comes, ever.
         fail_after: tokens after which the request fails with `failure`.
         requests: all that were submitted.
@@ -84,6 +85,7 @@ class FakeEngineClient:
     reply: Callable[[EngineRequest, int], str] = lambda request, index: "Hello, world!"
     delay_s: float = 0.0
     tokens_a_step: int = 1
+    cached_tokens: int = 1
     hang_after: int | None = None
     fail_after: int | None = None
     failure: PagewireError = field(default_factory=lambda: UnavailableError("the engine is gone"))
@@ -146,6 +148,10 @@ class FakeEngineClient:
             prefix_cache_queries=100,
             prefix_cache_hits=25,
             num_preemptions=3,
+            num_swapped=5,
+            num_swaps=2,
+            num_cpu_blocks=16,
+            num_free_cpu_blocks=12,
             iteration_tokens=engine_pb2.Histogram(bounds=[1, 8], counts=[4, 2, 1], sum=30),
         )
 
@@ -238,12 +244,25 @@ class FakeStream:
         elif start + len(token_ids) >= room:
             delta.finish_reason = FinishReason.LENGTH
         if start == 0 and index == 0:
-            delta.times = RequestTimes(queue_s=0.25, prefill_s=0.5, steps=1, step_s=0.5)
+            delta.times = RequestTimes(
+                queue_s=0.25,
+                prefill_s=0.5,
+                cached_tokens=self._client.cached_tokens,
+                steps=1,
+                step_s=0.5,
+            )
         if delta.finish_reason is not None:
             delta.cumulative_logprob = -0.5 * (start + len(token_ids))
             decode_s = time.monotonic() - started
             steps = start // self._client.tokens_a_step + 1
-            delta.times = RequestTimes(0.25, 0.5, decode_s, steps=steps, step_s=0.5 + decode_s)
+            delta.times = RequestTimes(
+                0.25,
+                0.5,
+                decode_s,
+                cached_tokens=self._client.cached_tokens,
+                steps=steps,
+                step_s=0.5 + decode_s,
+            )
         return delta
 
 

@@ -28,13 +28,14 @@ def request(**params: object) -> GenerationRequest:
 
 
 async def test_a_finished_request_counts_its_tokens_and_times() -> None:
-    serving = await make_serving(FakeEngineClient(delay_s=0.002))
+    serving = await make_serving(FakeEngineClient(delay_s=0.002, cached_tokens=2))
     async with serving.run(request(n=2)) as generation:
         assert value(serving, "pagewire_num_requests_in_flight") == 1
         await generation.collect()
     assert value(serving, "pagewire_num_requests_in_flight") == 0
     assert value(serving, "pagewire_request_success_total", finished_reason="stop") == 2
     assert value(serving, "pagewire_prompt_tokens_total") == 3
+    assert value(serving, "pagewire_prompt_tokens_cached_total") == 2
     assert value(serving, "pagewire_generation_tokens_total") == 28
     for name in (
         "pagewire_time_to_first_token_seconds",
@@ -121,13 +122,14 @@ async def test_a_scrape_tells_what_the_engine_counts() -> None:
 
     assert figure("num_requests_running") == 1
     assert figure("num_requests_waiting") == 2
-    assert figure("num_requests_swapped") == 0
+    assert figure("num_requests_swapped") == 5
     assert figure("kv_cache_usage_perc") == (64 - 40 - 8) / 64
-    assert figure("cpu_cache_usage_perc") == 0.0
+    assert figure("cpu_cache_usage_perc") == 4 / 16
     assert [figure("kv_blocks", state=s) for s in ("free", "held", "cached")] == [40, 16, 8]
     assert figure("prefix_cache_queries_total") == 100
     assert figure("prefix_cache_hits_total") == 25
     assert figure("num_preemptions_total") == 3
+    assert figure("num_swaps_total") == 2
     bounds = ("1.0", "8.0", "+Inf")
     assert [figure("iteration_tokens_total_bucket", le=le) for le in bounds] == [4, 6, 7]
     assert figure("iteration_tokens_total_sum") == 30

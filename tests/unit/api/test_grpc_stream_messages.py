@@ -68,6 +68,7 @@ async def test_chat_messages_carry_what_is_new_and_usage_comes_last() -> None:
     usage = messages[-1].usage
     assert usage.total_s >= usage.time_to_first_token_s > 0
     assert (usage.queue_s, usage.prefill_s, usage.steps) == (0.25, 0.5, 7)
+    assert usage.cached_tokens == 1
     assert usage.step_s == 0.5 + usage.decode_s > 0.5
 
 

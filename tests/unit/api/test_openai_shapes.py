@@ -41,7 +41,7 @@ def check_metrics(metrics: dict[str, Any]) -> None:
 
 
 async def test_a_whole_chat_answer() -> None:
-    answer = await chat()
+    answer = await chat(FakeEngineClient(cached_tokens=5))
     check_metrics(answer.pop("metrics"))
     assert answer.pop("id").startswith("chatcmpl-")
     assert answer.pop("created") > 1_700_000_000
@@ -62,7 +62,7 @@ async def test_a_whole_chat_answer() -> None:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": 14,
             "total_tokens": prompt_tokens + 14,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 5},
         },
     }
 
@@ -96,6 +96,7 @@ async def test_usage_is_a_chunk_of_its_own_and_null_in_the_others() -> None:
         assert last["choices"] == []
         assert last["usage"]["completion_tokens"] == 14
         assert last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + 14
+        assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
         check_metrics(last["metrics"])
 
 
@@ -120,7 +121,7 @@ async def test_a_whole_completion() -> None:
             "prompt_tokens": 2,
             "completion_tokens": 14,
             "total_tokens": 16,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": 1},
         },
     }
 

@@ -116,9 +116,12 @@ def test_a_swapped_request_s_blocks_are_in_host_memory() -> None:
         harness.step()
     snapshot = check(harness)
     (swapped,) = [r for r in snapshot.requests if r.status is RequestStatus.SWAPPED]
-    view = window_message(snapshot).requests[snapshot.requests.index(swapped)]
+    window = window_message(snapshot)
+    view = window.requests[snapshot.requests.index(swapped)]
     assert len(view.cpu_blocks) >= 3
     assert not view.blocks
+    assert {n for n, state in enumerate(window.cpu_blocks) if state} == set(view.cpu_blocks)
+    assert len(window.cpu_blocks) == 8
     assert harness.engine.stats().num_swaps == 1
     harness.run()
     assert check(harness).cpu_reference_counts == [0] * 8

@@ -59,6 +59,20 @@ def test_what_was_not_seen_is_said_in_words_that_can_not_run() -> None:
     assert draw(EngineSight(error="<b>gone</b>")) == '<p role="alert">&lt;b&gt;gone&lt;/b&gt;</p>'
 
 
+def test_blocks_in_host_memory_have_a_map_of_their_own() -> None:
+    stats = engine_pb2.GetStatsResponse(num_blocks=4, num_free_blocks=4, num_swapped=1)
+    stats.window.blocks = bytes(4)
+    stats.window.cpu_blocks = bytes([0, 1, 2, 1, 0, 0])
+    stats.window.requests.add(
+        id="7", state=engine_pb2.EngineRequestView.STATE_SWAPPED, cpu_blocks=[1, 2, 3]
+    )
+    text = draw(EngineSight(stats, allowed=True))
+    device, _, host = text.partition("<h3>KV blocks in host memory</h3>")
+    assert cells(device) == {"free": 4}
+    assert cells(host) == {"free": 3, "held": 2, "shared": 1}
+    assert "<td>7</td><td>swapped</td><td>0</td><td>0</td><td>0</td><td>3</td>" in host
+
+
 def test_an_idle_engine_is_drawn() -> None:
     stats = engine_pb2.GetStatsResponse(num_blocks=4, num_free_blocks=4)
     stats.window.blocks = bytes(4)
