@@ -380,8 +380,23 @@ def test_model_tokenizer_and_statistics_are_told() -> None:
         assert first.epoch == second.epoch == info.epoch
         assert first.num_free_blocks == first.num_blocks == info.num_blocks
         watching.cancel()
-        reset = peer.stub.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest(), timeout=30)
-        assert reset.num_blocks == 0
+
+
+def test_a_reset_forgets_what_blocks_hold(peer: WirePeer) -> None:
+    def run(number: int) -> None:
+        peer.submit(f"r{number}", number, prompt=range(40), max_tokens=1)
+        wait_until(lambda: peer.stats().num_requests_finished == number, "it has ended")
+
+    peer.greet()
+    run(1)
+    run(2)
+    # Of 40 tokens, 32 are in full blocks.
+    assert peer.stats().prefix_cache_hits == 32
+    reset = peer.stub.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest(), timeout=30)
+    assert reset.num_blocks == 2
+    assert peer.stats().num_cached_blocks == 0
+    run(3)
+    assert peer.stats().prefix_cache_hits == 32
 
 
 def test_looks_at_the_window_take_a_watchers_place() -> None:

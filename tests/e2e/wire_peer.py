@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -89,14 +89,16 @@ class WirePeer:
                 return getattr(frame, kind)
         raise TimeoutError(f"no {kind} within {timeout_s} s")
 
-    def submit(self, request_id: str, stream: int, **params: Any) -> engine_pb2.SubmitResponse:
+    def submit(
+        self, request_id: str, stream: int, *, prompt: Sequence[int] = (1, 2, 3), **params: Any
+    ) -> engine_pb2.SubmitResponse:
         values = {"temperature": 0.0, "max_tokens": 8, **params}
         return self.stub.Submit(
             engine_pb2.SubmitRequest(
                 session_id=self.attached.session_id,
                 stream=stream,
                 request_id=request_id,
-                prompt_token_ids=[1, 2, 3],
+                prompt_token_ids=prompt,
                 sampling_params=sampling_params_to_proto(SamplingParams(**values)),
             ),
             timeout=TIMEOUT_S,

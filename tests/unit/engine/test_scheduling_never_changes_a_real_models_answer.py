@@ -98,6 +98,8 @@ def test_together(model: Path, alone: Answers) -> None:
     told, engine = answers(model, REQUESTS)
     assert told == alone
     assert engine.stats().num_prefill_chunks == len(REQUESTS)
+    # All prompts in the first step; the others are as many as the longest answer needs.
+    assert engine.stats().step == max(len(tokens) for each in told.values() for tokens in each)
 
 
 def test_in_chunks(model: Path, alone: Answers) -> None:
