@@ -161,6 +161,7 @@ class BlockSpaceMachine(RuleBasedStateMachine):
         self.cpu_slots: dict[int, int] = {}
         self.number = 0
         self.tokens = itertools.count(1000)
+        self.fork_ids = itertools.count(1_000_000)
 
     @rule(num_prompt_tokens=st.integers(1, 14), n=st.integers(1, 3))
     def allocate(self, num_prompt_tokens: int, n: int) -> None:
@@ -211,6 +212,18 @@ class BlockSpaceMachine(RuleBasedStateMachine):
             self.copy(source, destination)
         self.write(sequence, 1)
         sequence.append(next(self.tokens))
+
+    @precondition(lambda self: self.requests or self.swapped)
+    @rule(data=st.data())
+    def fork_a_beam(self, data: st.DataObject) -> None:
+        """In the midst of its answer, swapped or not; its last token is another."""
+        request = data.draw(st.sampled_from(self.requests + self.swapped))
+        parent = data.draw(st.sampled_from(request.live))
+        child = parent.fork(next(self.fork_ids))
+        child.output_token_ids[-1] = next(self.tokens)
+        self.blocks.fork(parent, child)
+        request.sequences.append(child)
+        request.live.append(child)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
