@@ -25,6 +25,7 @@ from pagewire_engine.models.gguf_config import (
     gguf_architecture,
     gguf_end_token_ids,
 )
+from pagewire_engine.models.llama_config import LLAMA_TYPES, usual_config
 from pagewire_engine.models.registry import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class ModelDescription:
     """What the engine must know of a model before it is loaded.
 
     Attributes:
-        hf_config: transformers' config object, or a GGUFConfig with the same fields.
+        hf_config: transformers' config object, or a LlamaConfig or GGUFConfig with the same fields.
         architecture: Hugging Face's class name, such as LlamaForCausalLM.
         eos_token_ids: ids that end a sequence.
         default_sampling_params: SamplingParams() with the model's own recommendations.
@@ -276,14 +277,17 @@ def _read_gguf(path: Path) -> tuple[str, Any, tuple[int, ...]]:
 
 
 def _hf_config(architecture: str, fields: dict[str, Any], source: str) -> Any:
-    """The transformers config object, with its defaults and its checks.
+    """The config of a usual Llama-like model, or else the transformers config object, with its
+    defaults and its checks.
 
     Raises:
         ModelFileError: transformers refuses the values.
     """
+    model_type = ARCHITECTURES[architecture][0]
+    if model_type in LLAMA_TYPES and (usual := usual_config(model_type, fields)) is not None:
+        return usual
     from transformers import AutoConfig
 
-    model_type = ARCHITECTURES[architecture][0]
     rest = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}
     try:
         return AutoConfig.for_model(model_type, **rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from pagewire_engine.models.errors import UnsupportedModelError
 from pagewire_engine.models.layers import KernelUser, Rotation
 
-_SCALED = ("linear", "dynamic", "yarn", "longrope", "llama3")
+_SCALED = ("linear", "dynamic", "yarn", "longrope")
 
 
 class RotaryTable(KernelUser):
@@ -52,9 +53,12 @@ def _angles(config: Any, max_positions: int) -> tuple[torch.Tensor, float]:
     positions = torch.arange(max_positions, dtype=torch.float32)
     if kind == "default":
         return torch.outer(positions, _default_frequencies(config)), 1.0
+    if kind == "llama3":
+        return torch.outer(positions, _llama3_frequencies(config)), 1.0
     if kind not in _SCALED:
         raise UnsupportedModelError(
-            f"rope type {kind!r} is not supported; supported are default, {', '.join(_SCALED)}"
+            f"rope type {kind!r} is not supported; supported are default, llama3, "
+            + ", ".join(_SCALED)
         )
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -74,6 +78,19 @@ def _default_frequencies(config: Any) -> torch.Tensor:
     if divisors is not None:
         frequencies = frequencies / torch.tensor(divisors, dtype=torch.float32)
     return frequencies
+
+
+def _llama3_frequencies(config: Any) -> torch.Tensor:
+    """Long waves are stretched by the factor, short ones left alone, and those between go over from
+    the one to the other (arXiv:2407.21783, and Meta's llama-models, `apply_scaling`)."""
+    parameters = config.rope_parameters
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    frequencies = _default_frequencies(config)
+    # How often a wave repeats within the context that the model was made for.
+    turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    stretched: torch.Tensor = frequencies * (share + (1.0 - share) / parameters["factor"])
+    return stretched
 
 
 def _dynamic_angles(config: Any, max_positions: int, compute: Any) -> tuple[torch.Tensor, float]:
