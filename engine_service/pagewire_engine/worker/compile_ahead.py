@@ -1,21 +1,25 @@
 """Compiles the Triton kernels that a model's steps launch, side by side, before the first step.
 
 A kernel is compiled for the types, constants and alignments of a launch. Rather than to list those,
-the model itself is run, on steps of every kind, in a mode in which its launches only compile.
+steps of every kind are run in a mode in which launches only compile.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from pagewire_engine.models.base import CausalLM
-from pagewire_engine.models.layers import ForwardContext
-from pagewire_engine.worker.cache_engine import CacheEngine
-from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
+from pagewire_engine.step import StepPlan
+from pagewire_engine.worker.cuda_graphs import DecodeGraph, DecodeGraphs
+from pagewire_engine.worker.largest_step import largest_step
 from pagewire_kernels.gpu.launch import compiled_only
+
+if TYPE_CHECKING:
+    from pagewire_engine.worker.device_runner import DeviceRunner
 
 logger = logging.getLogger(__name__)
 
@@ -26,52 +30,36 @@ _DECODES = (1, 2, 8, 16, 24, 64)
 _CHUNK = 40
 
 
-@torch.inference_mode()
+class _Once:
+    """Implements Recorder: runs what it is to record."""
+
+    def record(self, run: Callable[[], torch.Tensor]) -> DecodeGraph:
+        return DecodeGraph(run, run())
+
+
 def compile_ahead(
-    model: CausalLM,
-    attention: AttentionBackend,
-    cache: CacheEngine,
-    *,
-    max_num_seqs: int,
-    max_model_len: int,
+    runner: DeviceRunner, *, max_num_seqs: int, max_model_len: int, block_size: int
 ) -> None:
-    """Compiles what the model and its head launch.
+    """Compiles all that a runner launches.
 
     Args:
-        model: with its weights.
-        attention: the backend it shall compute with.
-        cache: of one block or more; nothing is written to it.
+        runner: of its own for this: it is left with sequences that never were computed.
         max_num_seqs: most decodes in a step.
-        max_model_len: longest context: it decides how decodes are split.
+        max_model_len: longest context.
+        block_size: tokens of a block of the runner's cache, of which one is enough; nothing is
+            written to it.
     """
     started = time.monotonic()
-    table_width = -(-max_model_len // cache.block_size)
-    steps = [(decodes, 0) for decodes in _DECODES if decodes <= max_num_seqs]
-    steps += [(decodes, _CHUNK) for decodes in (0, 1)]
     with compiled_only():
-        for num_decodes, chunk in steps:
-            metadata = _metadata(num_decodes, chunk, table_width, cache.key_caches[0].device)
-            zeros = torch.zeros_like(metadata.slot_mapping)
-            context = ForwardContext(attention, metadata, cache.key_caches, cache.value_caches)
-            hidden = model(zeros, zeros, context)
-            model.compute_logits(hidden)
+        sizes = [decodes for decodes in _DECODES if decodes <= max_num_seqs]
+        runner.capture(DecodeGraphs(sizes, 0, _Once()))
+        runner.capture(DecodeGraphs())
+        for decodes in (0, 1):
+            plan = largest_step(
+                decodes + _CHUNK, min(decodes + 1, max_num_seqs), max_model_len, block_size
+            )
+            runner.execute(plan)
+            runner.execute(StepPlan(0, forgotten=[new.sequence_id for new in plan.new_sequences]))
     logger.info(
         "kernels compiled, or found as compiled before, in %.1f s", time.monotonic() - started
-    )
-
-
-def _metadata(
-    num_decodes: int, chunk: int, table_width: int, device: torch.device
-) -> AttentionMetadata:
-    """A step of so many decodes and a prompt's chunk, whose tokens are written nowhere."""
-    lengths = [1] * num_decodes + ([chunk] if chunk else [])
-    starts = [sum(lengths[:index]) for index in range(len(lengths) + 1)]
-    return AttentionMetadata(
-        query_start_locations=torch.tensor(starts, dtype=torch.int32, device=device),
-        context_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
-        block_tables=torch.zeros((len(lengths), table_width), dtype=torch.int32, device=device),
-        slot_mapping=torch.full((starts[-1],), -1, device=device),
-        num_decodes=num_decodes,
-        host_query_start_locations=starts,
-        host_context_lengths=lengths,
     )

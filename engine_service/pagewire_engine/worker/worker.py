@@ -90,6 +90,7 @@ class Worker:
         with self._times.phase("compiling"):
             self._compile_ahead()
         self._max_model_len = self._description.max_model_len
+        self._ran_largest_step = False
         with self._times.phase("largest step"):
             self._num_blocks = self.profile_num_available_blocks()
         self._num_cpu_blocks = self._num_blocks_of_swap_space()
@@ -206,6 +207,7 @@ class Worker:
         )
         result = runner.execute(plan)
         runner.execute(StepPlan(0, forgotten=[each.sequence_id for each in plan.new_sequences]))
+        self._ran_largest_step = True
         return result
 
     def _num_blocks_of_swap_space(self) -> int:
@@ -280,17 +282,17 @@ class Worker:
             ) from error
 
     def _compile_ahead(self) -> None:
-        if self._kernels.attention.name != "triton":
+        runner = self._new_runner(self._new_cache(num_blocks=1))
+        if isinstance(runner, ModelRunner):
             return
         # Late: it loads triton, which only CUDA needs.
         from pagewire_engine.worker.compile_ahead import compile_ahead
 
         compile_ahead(
-            self._model,
-            self._kernels.attention,
-            self._new_cache(num_blocks=1),
+            runner,
             max_num_seqs=self._config.max_num_seqs,
             max_model_len=self._description.max_model_len,
+            block_size=self._config.block_size,
         )
 
     def _allocate_cache(self) -> CacheEngine:
@@ -349,7 +351,7 @@ class Worker:
         return graph_sizes(self._config.max_num_seqs)
 
     def _prepare_to_launch(self) -> None:
-        """Compiles what is not compiled yet, and records the decode steps as graphs.
+        """Loads what a first step would wait for, and records the decode steps as graphs.
 
         Raises:
             InvalidArgumentError: there is no memory for it.
@@ -357,7 +359,8 @@ class Worker:
         runner, sizes = self._runner, self._graph_sizes()
         if isinstance(runner, ModelRunner):
             return
-        self._run_largest_step(runner)
+        if not self._ran_largest_step:
+            self._run_largest_step(runner)
         if not sizes:
             return
         longest = self._config.max_seq_len_to_capture or self._max_model_len

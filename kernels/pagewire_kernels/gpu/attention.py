@@ -20,7 +20,7 @@ from pagewire_kernels.gpu.launch import has_dependent_launch, launch
 
 _LOG2_E = math.log2(math.e)
 # Decodes are split until there are so many programs (an H100 has 132 multiprocessors, and four of
-# these fit on one), and where contexts may be longer than this, at each so many keys.
+# these fit on one), and a context that makes splits longer than so many keys is split further.
 _DECODE_PROGRAMS = 256
 _LONGEST_SPLIT = 8192
 _MOST_SPLITS = 64
@@ -75,15 +75,20 @@ def chunk_tile(padded_dim: int, item_size: int, shared_memory: int) -> Tile:
     return Tile(128, keys, num_warps=8, num_stages=5)
 
 
-def decode_splits(num_programs: int, capacity: int) -> int:
+def decode_splits(num_programs: int, capacity: int) -> tuple[int, int]:
     """Over how many programs each sequence's keys are spread.
 
     Args:
         num_programs: without a split: sequences times kv heads (and tiles of their query heads).
         capacity: keys that the block tables have room for.
+
+    Returns:
+        How many are launched, and how many of them are enough for contexts that are not long: what
+        a context does not need ends at once.
     """
-    wanted = max(_ceil_div(_DECODE_PROGRAMS, num_programs), _ceil_div(capacity, _LONGEST_SPLIT))
-    return max(1, min(wanted, _MOST_SPLITS, _ceil_div(capacity, 64)))
+    most = min(_MOST_SPLITS, _ceil_div(capacity, 64))
+    wanted = max(1, min(_ceil_div(_DECODE_PROGRAMS, num_programs), most))
+    return max(wanted, min(_ceil_div(capacity, _LONGEST_SPLIT), most)), wanted
 
 
 class TritonAttention(AttentionBackend):
@@ -216,7 +221,7 @@ class TritonAttention(AttentionBackend):
         capacity = metadata.block_tables.shape[1] * block_size
         if window:
             capacity = min(capacity, window + tile.keys)
-        num_splits = decode_splits(num_rows * programs, capacity)
+        num_splits, wanted_splits = decode_splits(num_rows * programs, capacity)
         parts = weights = output
         if num_splits > 1:
             size = num_rows * num_heads * num_splits
@@ -237,6 +242,7 @@ class TritonAttention(AttentionBackend):
             query.stride(0),
             metadata.block_tables.stride(0),
             num_splits,
+            wanted_splits,
             NUM_KV_HEADS=num_kv_heads,
             GROUP=group,
             HEAD_DIM=head_dim,
@@ -246,6 +252,7 @@ class TritonAttention(AttentionBackend):
             ROWS=tile.rows,
             BLOCK_N=tile.keys,
             STAGES=tile.num_stages,
+            LONGEST=_LONGEST_SPLIT,
             WHOLE=num_splits == 1,
             DEPENDENT=self.dependent_launch,
             dependent=self.dependent_launch,
@@ -257,10 +264,16 @@ class TritonAttention(AttentionBackend):
                 (num_rows * num_heads,),
                 parts,
                 weights,
+                metadata.context_lengths,
                 output,
                 num_splits,
+                wanted_splits,
+                NUM_HEADS=num_heads,
                 HEAD_DIM=head_dim,
                 PADDED_DIM=padded_dim,
+                WINDOW=window,
+                BLOCK_N=tile.keys,
+                LONGEST=_LONGEST_SPLIT,
                 SPLITS=_REDUCED_AT_ONCE,
                 DEPENDENT=self.dependent_launch,
                 dependent=self.dependent_launch,

@@ -30,7 +30,32 @@ def load_rows(
     return tl.load(pointers, mask=mask, other=0.0)
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_splits"])
+@triton.jit
+def used_splits(
+    context: tl.tensor,
+    num_splits: tl.tensor,
+    wanted_splits: tl.tensor,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LONGEST: tl.constexpr,
+) -> Any:
+    """How a sequence's keys are spread: the wanted splits have keys alone, until they would be
+    longer than LONGEST, and then as many of all as it takes.
+
+    Returns:
+        The first key, keys of a split (a multiple of BLOCK_N), and splits that have any.
+    """
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(context - WINDOW, 0) // BLOCK_N * BLOCK_N
+    num_keys = context - begin
+    length = tl.cdiv(num_keys, wanted_splits)
+    length = tl.minimum(length, tl.maximum(LONGEST, tl.cdiv(num_keys, num_splits)))
+    length = tl.maximum(tl.cdiv(length, BLOCK_N), 1) * BLOCK_N
+    return begin, length, tl.cdiv(num_keys, length)
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_splits", "wanted_splits"])
 def decode_split(
     query: tl.tensor,
     key_cache: tl.tensor,
@@ -44,6 +69,7 @@ def decode_split(
     query_stride: tl.tensor,
     table_stride: tl.tensor,
     num_splits: tl.tensor,
+    wanted_splits: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -53,6 +79,7 @@ def decode_split(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    LONGEST: tl.constexpr,
     WHOLE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
@@ -63,12 +90,15 @@ def decode_split(
         key_cache: [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM]; also value_cache.
         block_tables: int32, rows table_stride apart.
         context_lengths: int32 [B]; where it is 0 the result is 0.
-        output: as the query, contiguous; written where WHOLE, and there is one split.
-        parts: fp32 [B, heads, num_splits, HEAD_DIM], else: each split's result, unwritten where it
-            has no keys.
-        part_weights: fp32 [B, heads, num_splits]: log2 of each split's sum of weights.
+        output: as the query, contiguous; written where no more than one split has keys.
+        parts: fp32 [B, heads, num_splits, HEAD_DIM], else: the result of each split with keys.
+        part_weights: fp32 [B, heads, num_splits]: log2 of each such split's sum of weights.
         scale: factor on query-key products, times log2(e).
+        num_splits: of the launch.
+        wanted_splits: how many of them are enough for short contexts.
         WINDOW: keys that are visible, 0 for all.
+        LONGEST: keys of a split, where there are splits enough.
+        WHOLE: there is but one split, and no parts.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -78,11 +108,12 @@ def decode_split(
     split = tl.program_id(1)
     sequence = tl.program_id(2)
     context = tl.load(context_lengths + sequence)
+    begin, length, used = used_splits(context, num_splits, wanted_splits, WINDOW, BLOCK_N, LONGEST)
+    if (split >= used) & (split > 0):
+        return
     first = 0
     if WINDOW > 0:
         first = tl.maximum(context - WINDOW, 0)
-    begin = first // BLOCK_N * BLOCK_N
-    length = tl.cdiv(tl.cdiv(context - begin, num_splits), BLOCK_N) * BLOCK_N
     start = begin + split * length
     end = tl.minimum(start + length, context)
 
@@ -121,57 +152,67 @@ def decode_split(
     result = result / tl.where(total == 0, 1.0, total)[:, None]
     mask = is_head[:, None] & (dims < HEAD_DIM)[None, :]
     rows = sequence.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
-    if WHOLE:
-        pointers = output + rows[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(pointers, result.to(output.dtype.element_ty), mask=mask)
-    else:
+    is_whole = used <= 1
+    pointers = output + rows[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(pointers, result.to(output.dtype.element_ty), mask=mask & is_whole)
+    if not WHOLE:
         places = rows * num_splits + split
-        has_keys = start < end
         pointers = parts + places[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(pointers, result, mask=mask & has_keys)
+        tl.store(pointers, result, mask=mask & (used > 1))
         weight = maximum + tl.log2(tl.where(total == 0, 1.0, total))
-        tl.store(part_weights + places, weight, mask=is_head)
+        tl.store(part_weights + places, weight, mask=is_head & (used > 1))
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "wanted_splits"])
 def decode_reduce(
     parts: tl.tensor,
     part_weights: tl.tensor,
+    context_lengths: tl.tensor,
     output: tl.tensor,
     num_splits: tl.tensor,
+    wanted_splits: tl.tensor,
+    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LONGEST: tl.constexpr,
     SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     """Weighs the splits of one head of one sequence a program, SPLITS at a time.
 
     Args:
-        parts: fp32 [programs, num_splits, HEAD_DIM]; not read where the weight is 0.
+        parts: fp32 [programs, num_splits, HEAD_DIM], as `decode_split` leaves them.
         part_weights: fp32 [programs, num_splits], log2.
-        output: [programs, HEAD_DIM].
+        context_lengths: int32 [sequences]; they tell which splits have keys.
+        output: [programs, HEAD_DIM]; written already where no more than one has.
     """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
+    context = tl.load(context_lengths + row // NUM_HEADS)
+    _, _, used = used_splits(context, num_splits, wanted_splits, WINDOW, BLOCK_N, LONGEST)
+    if used <= 1:
+        return
     dims = tl.arange(0, PADDED_DIM)
     maximum = tl.full([1], float("-inf"), tl.float32)
     total = tl.zeros([1], tl.float32)
     result = tl.zeros([PADDED_DIM], tl.float32)
-    for first in tl.range(0, num_splits, SPLITS):
+    for first in tl.range(0, used, SPLITS):
         splits = first + tl.arange(0, SPLITS)
         places = row * num_splits + splits
-        logs = tl.load(part_weights + places, mask=splits < num_splits, other=float("-inf"))
+        has_keys = splits < used
+        logs = tl.load(part_weights + places, mask=has_keys, other=float("-inf"))
         pointers = parts + places[:, None] * HEAD_DIM + dims[None, :]
-        part = load_rows(pointers, logs != float("-inf"), dims, HEAD_DIM, PADDED_DIM)
+        part = load_rows(pointers, has_keys, dims, HEAD_DIM, PADDED_DIM)
+        # Each split in use has a visible key: the maximum is finite.
         new_maximum = tl.maximum(maximum, tl.max(logs, 0))
-        finite = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        weights = tl.exp2(logs - finite)
-        rescale = tl.exp2(maximum - finite)
+        weights = tl.exp2(logs - new_maximum)
+        rescale = tl.exp2(maximum - new_maximum)
         total = total * rescale + tl.sum(weights, 0)
         result = result * rescale + tl.sum(part * weights[:, None], 0)
         maximum = new_maximum
-    result = result / tl.where(total == 0, 1.0, total)
     pointers = output + row * HEAD_DIM + dims
-    tl.store(pointers, result.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(pointers, (result / total).to(output.dtype.element_ty), mask=dims < HEAD_DIM)

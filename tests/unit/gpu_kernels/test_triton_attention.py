@@ -11,6 +11,7 @@ import torch
 
 from pagewire_kernels.attention import BackendUnavailableError, load_attention_backend
 from pagewire_kernels.dispatch_record import recorded
+from pagewire_kernels.gpu import attention
 from pagewire_kernels.gpu.attention import TritonAttention, decode_splits, load_backend
 from pagewire_kernels.torch_attention import TorchAttention
 from tests.fakes.attention_batch import Batch, make_batch
@@ -156,12 +157,33 @@ def test_large_scores_do_not_overflow() -> None:
 
 @pytest.mark.parametrize(
     ("num_programs", "capacity", "expected"),
-    [(8, 8192, 32), (8, 100, 2), (64, 8192, 4), (512, 8192, 1), (512, 131072, 16), (1, 65536, 64)],
+    [
+        (8, 8192, (32, 32)),
+        (8, 100, (2, 2)),
+        (64, 8192, (4, 4)),
+        (512, 8192, (1, 1)),
+        (512, 131072, (16, 1)),
+        (64, 131072, (16, 4)),
+        (1, 65536, (64, 64)),
+    ],
 )
 def test_decodes_are_split_until_the_device_is_full(
-    num_programs: int, capacity: int, expected: int
+    num_programs: int, capacity: int, expected: tuple[int, int]
 ) -> None:
     assert decode_splits(num_programs, capacity) == expected
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_long_contexts_are_split_further_than_the_short_ones_beside_them(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    monkeypatch.setattr(attention, "_DECODE_PROGRAMS", 8)
+    monkeypatch.setattr(attention, "_LONGEST_SPLIT", 128)
+    batch = make_batch([1, 64, 257, 500], [], num_heads=2, num_kv_heads=1, head_dim=16)
+    with recorded() as launches:
+        got = attend(BACKEND, batch, window)
+    assert launches == {"decode_split": 1, "decode_reduce": 1}
+    torch.testing.assert_close(got, attend(TorchAttention(), batch, window), atol=1e-5, rtol=1e-5)
 
 
 def test_each_kind_of_row_is_dispatched_to_its_kernel() -> None:

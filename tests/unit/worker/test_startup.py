@@ -16,11 +16,13 @@ from pagewire_engine.build import build_engine
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.compile_ahead import compile_ahead
+from pagewire_engine.worker.device_runner import DeviceRunner
 from pagewire_kernels.dispatch_record import recorded
 from pagewire_kernels.gpu.attention import TritonAttention
 from pagewire_kernels.gpu.dense import TritonDense
 from pagewire_kernels.gpu.launch import compiled_only, launch
 from tests.fakes.step_driver import load
+from tests.fakes.tiny_models import VOCAB_SIZE
 
 
 def test_phases_of_a_start_add_up_to_its_time() -> None:
@@ -46,14 +48,24 @@ def test_a_start_tells_where_its_time_went(tiny_llama: Path) -> None:
     assert set(built.info.startup_s) >= {"kernels", "weights", "largest step", "KV blocks"}
 
 
-def test_what_a_model_launches_is_compiled_and_not_run(
+def test_what_steps_launch_is_compiled_and_not_run(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bf16, as on a GPU; the launches themselves would fail here."""
     model, _ = load(tiny_llama, dtype=torch.bfloat16)
-    attention = TritonAttention(dependent_launch=False)
+    device = torch.device("cpu")
     model.use_kernels(TritonDense())
-    cache = CacheEngine(model.kv_shape, 1, 16, torch.bfloat16, torch.device("cpu"))
+    runner = DeviceRunner(
+        model,
+        CacheEngine(model.kv_shape, 1, 16, torch.bfloat16, device),
+        TritonAttention(dependent_launch=False),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=[257],
+        device=device,
+        max_num_seqs=16,
+        max_num_tokens=64,
+        max_model_len=128,
+    )
     asked: list[str] = []
 
     def warmup(kernel: Any, *arguments: Any, grid: tuple[int, ...], **options: Any) -> None:
@@ -62,10 +74,12 @@ def test_what_a_model_launches_is_compiled_and_not_run(
 
     monkeypatch.setattr(triton.runtime.jit.JITFunction, "warmup", warmup)
     with recorded() as launched:
-        compile_ahead(model, attention, cache, max_num_seqs=16, max_model_len=128)
+        compile_ahead(runner, max_num_seqs=16, max_model_len=128, block_size=16)
     assert set(asked) >= {
         *("dense_gemv", "dense_skinny", "rms_norm_rows", "silu_and_mul_rows"),
         *("write_rows", "decode_split", "chunk_attention"),
+        *("_apply_changes", "_prepare_decodes", "_prepare_parts"),
+        *("sampling_chunks", "sampling_rows", "logprobs_chunks", "logprobs_rows"),
     }
     assert not launched
 
