@@ -20,7 +20,7 @@ from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.errors import StartupError
 from pagewire_engine.grpc_errors import ErrorInterceptor
 from pagewire_engine.outputs import StepOutputs
-from pagewire_engine.servicer import EngineServicer
+from pagewire_engine.servicer import MAX_COMPILE_WAITS, EngineServicer
 from pagewire_engine.stream_endpoint import LOOPBACK_NAMES, StreamEndpoint, check_endpoint
 from pagewire_engine.token_stream import LoopHealth, TokenStreams, new_epoch
 
@@ -30,7 +30,8 @@ SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 # A prompt of 128k tokens is 0.4 MB; with the past of many sequences a few MB.
 MAX_REQUEST_BYTES = 16 << 20
 STUCK_AFTER_S = 30.0
-_CALL_THREADS = 24
+# What may wait for long, and enough besides for calls that must be answered at once.
+_CALL_THREADS = MAX_COMPILE_WAITS + 24
 _SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     # A second server on the same port is an error, not a silent share of the calls.

@@ -7,6 +7,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import grpc
@@ -32,12 +33,15 @@ from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.stats_message import stats_message, window_message
-from pagewire_engine.structured_output import start_compiling
+from pagewire_engine.structured_output import CompiledGrammar, start_compiling
 from pagewire_engine.submission import SequencePast
 from pagewire_engine.token_stream import TokenStreams
 
 TOKENIZER_CHUNK_BYTES = 64 * 1024
 MAX_STATS_STREAMS = 8
+# Submits that may wait for a constraint at a time.
+MAX_COMPILE_WAITS = 64
+_LOOK_INTERVAL_S = 0.25
 _MIN_STATS_INTERVAL_S = 0.01
 _MIN_WINDOW_INTERVAL_S = 0.1
 # A look waits for the step that is under way; in a longer one the last look is told again.
@@ -71,6 +75,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         # An Abort must not slip between a stream's registration and its way into the inbox.
         self._submit_lock = threading.Lock()
         self._stats_slots = threading.BoundedSemaphore(MAX_STATS_STREAMS)
+        self._compile_slots = threading.BoundedSemaphore(MAX_COMPILE_WAITS)
         self._stopping = threading.Event()
         self._last_window: tuple[Snapshot | None, engine_pb2.EngineWindow]
         self._last_window = None, engine_pb2.EngineWindow()
@@ -133,7 +138,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         )
         compiling = start_compiling(self._built.grammars, submission)
         if compiling is not None:
-            submission = replace(submission, grammar=compiling.result())
+            submission = replace(submission, grammar=self._compiled(compiling, context))
         with self._submit_lock:
             if not context.is_active():
                 # Cancelled: the Abort that followed may have been handled already.
@@ -155,6 +160,26 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
                     # The session timed out in between.
                     self._loop.abort(stream.engine_id)
         return engine_pb2.SubmitResponse(seed=stream.seed)
+
+    def _compiled(
+        self, compiling: Future[CompiledGrammar], context: grpc.ServicerContext
+    ) -> CompiledGrammar:
+        """Waits for a request's constraint, as long as its caller does. Calls that wait hold a
+        thread each, and leave enough of them to all other calls."""
+        if not self._compile_slots.acquire(blocking=False):
+            raise ResourceExhaustedError(
+                f"{MAX_COMPILE_WAITS} requests wait for their constraints to be compiled, the most "
+                "at a time; try again later",
+                field="structured_output",
+                retry_after_s=1.0,
+            )
+        try:
+            while context.is_active():
+                if wait([compiling], _LOOK_INTERVAL_S).done:
+                    return compiling.result()
+        finally:
+            self._compile_slots.release()
+        raise RequestCancelledError("the call was cancelled")
 
     def Abort(
         self, request: engine_pb2.AbortRequest, context: grpc.ServicerContext

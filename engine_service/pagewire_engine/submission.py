@@ -51,3 +51,7 @@ class Submission:
     told_at_end: bool = False
     arrival: float | None = None
     grammar: object = None
+
+    def __post_init__(self) -> None:
+        if self.told_at_end and (self.past or self.sampling_params.logprobs is not None):
+            raise ValueError("a past or log probabilities can't be told at the end alone")

@@ -382,21 +382,23 @@ def test_model_tokenizer_and_statistics_are_told() -> None:
         watching.cancel()
 
 
-def test_a_reset_forgets_what_blocks_hold(peer: WirePeer) -> None:
-    def run(number: int) -> None:
-        peer.submit(f"r{number}", number, prompt=range(40), max_tokens=1)
-        wait_until(lambda: peer.stats().num_requests_finished == number, "it has ended")
+def test_a_reset_forgets_what_blocks_hold() -> None:
+    with FakeEngine() as engine, WirePeer(engine.target) as peer:
 
-    peer.greet()
-    run(1)
-    run(2)
-    # Of 40 tokens, 32 are in full blocks.
-    assert peer.stats().prefix_cache_hits == 32
-    reset = peer.stub.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest(), timeout=30)
-    assert reset.num_blocks == 2
-    assert peer.stats().num_cached_blocks == 0
-    run(3)
-    assert peer.stats().prefix_cache_hits == 32
+        def run(number: int) -> None:
+            peer.submit(f"r{number}", number, prompt=range(40), max_tokens=1)
+            wait_until(lambda: peer.stats().num_requests_finished == number, "it has ended")
+
+        peer.greet()
+        run(1)
+        run(2)
+        # Of 40 tokens, 32 are in full blocks.
+        assert peer.stats().prefix_cache_hits == 32
+        reset = peer.stub.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest(), timeout=30)
+        assert reset.num_blocks == 2
+        assert peer.stats().num_cached_blocks == 0
+        run(3)
+        assert peer.stats().prefix_cache_hits == 32
 
 
 def test_looks_at_the_window_take_a_watchers_place() -> None:

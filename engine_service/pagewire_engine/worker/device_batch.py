@@ -241,11 +241,10 @@ class DeviceBatch:
             self._give_up_slot(sequence)
 
     def _give_up_slot(self, sequence: KnownSequence) -> None:
-        if sequence.slot >= 0:
-            self._free_slots.append(sequence.slot)
-            self.penalties.release(sequence.slot)
-        sequence.slot = -1
-        sequence.loaded = False
+        slot, sequence.slot, sequence.loaded = sequence.slot, -1, False
+        if slot >= 0:
+            self.penalties.release(slot)
+            self._free_slots.append(slot)
 
     def _give_up_idle_slots(self, plan: StepPlan) -> None:
         """Frees the slots of sequences that have no part in the step: swapped ones, as a rule."""

@@ -132,9 +132,9 @@ class DeviceRunner:
             else:
                 step = self._launch_parts(plan, scheduled)
         except Exception as error:
+            self._check_device(error)  # before anything else is asked of it
             self._batch.lose(plan)
             self._told_rows = []
-            self._check_device(error)
             raise
         for sequence in step.sequences:
             if not sequence.is_beam:

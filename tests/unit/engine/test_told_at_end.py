@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pagewire.outputs import FinishReason
+from pagewire_engine.submission import SequencePast
 from tests.unit.engine.harness import EOS, Harness, alone, settings, submission
 
 
@@ -39,3 +40,10 @@ def test_an_abort_tells_what_there_was_and_a_stop_its_reason() -> None:
     assert harness.requests["stops"].reasons[0] is FinishReason.STOP
     assert harness.tokens("stops")[0][-1] == EOS
     assert harness.tokens("stops") == alone(stopping, vocab_size=8)
+
+
+def test_what_would_be_lost_is_refused() -> None:
+    with pytest.raises(ValueError, match="log probabilities"):
+        replace(submission("a", [1], logprobs=1), told_at_end=True)
+    with pytest.raises(ValueError, match="past"):
+        replace(submission("a", [1], past=[SequencePast(0, [5])]), told_at_end=True)
