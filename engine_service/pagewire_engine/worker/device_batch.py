@@ -191,7 +191,8 @@ class DeviceBatch:
             if not self.penalties.acquire(sequence.slot, self._penalties_of(sequence)):
                 land()
                 self._give_up_idle_slots(plan)
-                self.penalties.acquire(sequence.slot, self._penalties_of(sequence))
+                if not self.penalties.acquire(sequence.slot, self._penalties_of(sequence)):
+                    raise RuntimeError("a step has more sequences with penalties than it may have")
             sequence.loaded = True
             self._loads.append(sequence)
 

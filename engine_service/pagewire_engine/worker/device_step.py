@@ -41,15 +41,19 @@ class DeviceStep:
     failed_beams: list[tuple[int, str]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
     _landed: StepResult | None = None
+    _failure: UnavailableError | None = None
 
     def result(self) -> StepResult:
+        if self._failure is not None:
+            raise self._failure
         if self._landed is None:
             try:
                 self._landed = self._land()
             except Exception as error:
                 # What was launched behind it goes on from what it made: nothing can be tried again.
                 message = f"the device failed in step {self.step}: {error}"
-                raise UnavailableError(message) from error
+                self._failure = UnavailableError(message)
+                raise self._failure from error
         return self._landed
 
     def _land(self) -> StepResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ _MOST_COMPILERS = 16
 _only_compiles: ContextVar[bool] = ContextVar("only_compiles", default=False)
 
 
+@functools.cache  # asked at every launch
 def has_dependent_launch(device: torch.device) -> bool:
     """Whether kernels there may start while the one before them ends.
 
