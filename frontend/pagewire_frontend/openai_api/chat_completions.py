@@ -13,6 +13,7 @@ from starlette.responses import Response
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
+from pagewire_frontend.openai_api.body_reading import read_body
 from pagewire_frontend.openai_api.chunks import (
     FINISH_NAMES,
     ChunkFormat,
@@ -24,7 +25,7 @@ from pagewire_frontend.openai_api.chunks import (
 )
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
-from pagewire_frontend.openai_api.requests import ChatBody, read_body
+from pagewire_frontend.openai_api.requests import ChatBody
 from pagewire_frontend.serving import MeteredGeneration, Serving
 from pagewire_frontend.tenants import tenant_of
 from pagewire_frontend.tool_choice import tool_use

@@ -16,6 +16,7 @@ from pagewire.outputs import FinishReason, PositionLogprobs
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, TextDelta
+from pagewire_frontend.openai_api.body_reading import LONG_BODY, read_body
 from pagewire_frontend.openai_api.chunks import (
     FINISH_NAMES,
     ChunkFormat,
@@ -30,7 +31,7 @@ from pagewire_frontend.openai_api.event_stream import (
     unless_disconnected,
 )
 from pagewire_frontend.openai_api.logprobs import CompletionLogprobs
-from pagewire_frontend.openai_api.requests import LONG_BODY, CompletionBody, read_body
+from pagewire_frontend.openai_api.requests import CompletionBody
 from pagewire_frontend.serving import MeteredGeneration, Serving, total_usage
 from pagewire_frontend.tenants import tenant_of
 

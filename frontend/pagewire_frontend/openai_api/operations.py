@@ -12,7 +12,8 @@ import pagewire
 from pagewire_frontend import token_service
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.metrics import CONTENT_TYPE
-from pagewire_frontend.openai_api.requests import DetokenizeBody, TokenizeBody, read_body
+from pagewire_frontend.openai_api.body_reading import read_body
+from pagewire_frontend.openai_api.requests import DetokenizeBody, TokenizeBody
 from pagewire_frontend.serving import Serving
 
 

@@ -1,0 +1,113 @@
+"""From the bytes of a request to its checked body, without holding up the other streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from pagewire.errors import InvalidArgumentError
+from pagewire.sampling_params import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    check_count,
+)
+from pagewire.structured_output import MAX_CHOICES
+from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
+from pagewire_frontend.openai_api.requests import ChatBody
+from pagewire_frontend.openai_api.unsupported import refuse_unsupported
+
+MAX_DOCUMENTS = 10_000
+# Looking at each of many items would hold up all streams: these are counted first.
+_MOST_ITEMS = {
+    "messages": MAX_MESSAGES,
+    "tools": MAX_TOOLS,
+    "documents": MAX_DOCUMENTS,
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIASES,
+    "guided_choice": MAX_CHOICES,
+}
+# Values of any kind, by the commas and brackets in a body, those in its texts too: a text with so
+# many has more tokens than any model reads. To parse more holds up all streams for seconds.
+_MOST_COMMAS = 1_200_000
+_MOST_BRACKETS = 300_000
+# Checking a body of more bytes than this takes a thread.
+LONG_BODY = 64_000
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+async def read_body(request: Request, body_class: type[BodyT]) -> BodyT:
+    """The request's JSON body, checked.
+
+    Raises:
+        InvalidArgumentError: it is not JSON, or a field is wrong or not served.
+        RequestTooLargeError: it is too long.
+    """
+    media_type = request.headers.get("content-type", "").split(";", 1)[0].strip().lower()
+    # Not a formality: browsers let any page post text/plain here, but not application/json.
+    if media_type != "application/json":
+        raise InvalidArgumentError("", "send the header `Content-Type: application/json`")
+    try:
+        content = await request.body()
+    except ClientDisconnect:
+        raise InvalidArgumentError("", "the client left in the middle of its body") from None
+    if len(content) > LONG_BODY:
+        return await asyncio.to_thread(_checked, content, body_class)
+    return _checked(content, body_class)
+
+
+def _checked(content: bytes, body_class: type[BodyT]) -> BodyT:
+    if (
+        content.count(b",") > _MOST_COMMAS
+        or content.count(b"[") + content.count(b"{") > _MOST_BRACKETS
+    ):
+        raise InvalidArgumentError("", "the body holds more values than any request can use")
+    data = _parse_json(content)
+    if not isinstance(data, dict):
+        raise InvalidArgumentError("", "the body must be a JSON object")
+    for name, most in _MOST_ITEMS.items():
+        if isinstance(value := data.get(name), list | dict):
+            check_count(name, value, most)
+    refuse_unsupported(data, is_chat=body_class is ChatBody)
+    try:
+        return body_class.model_validate(data)
+    except ValidationError as error:
+        raise _describe(error) from None
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        first_error = str(error)
+    # Python's own parser takes NaN, which Python clients write, and integers of any length: those
+    # are refused further on by the name of their field.
+    try:
+        data = json.loads(body)
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(
+            "", "the body has half of a surrogate pair in a string"
+        ) from None
+    except (ValueError, RecursionError):
+        raise InvalidArgumentError("", f"the body is not valid JSON: {first_error}") from None
+    return data
+
+
+def _describe(error: ValidationError) -> InvalidArgumentError:
+    """The first thing that is wrong. Values are left out: they may be the prompt."""
+    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    field = str(detail["loc"][0]) if detail["loc"] else ""
+    position = [part for part in detail["loc"][1:] if isinstance(part, int)]
+    path = field + "".join(f"[{index}]" for index in position)
+    if detail["type"] == "missing":
+        return InvalidArgumentError(path, "is required")
+    message = detail["msg"]
+    return InvalidArgumentError(path, message[:1].lower() + message[1:])
