@@ -1,3 +1,4 @@
+from pagewire.v1 import pooling_pb2 as _pooling_pb2
 from pagewire.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -49,13 +50,14 @@ class DetachResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("session_id", "stream", "request_id", "prompt_token_ids", "sampling_params", "beam_search", "tenant", "priority", "adapter", "past", "resubmission")
+    __slots__ = ("session_id", "stream", "request_id", "prompt_token_ids", "sampling_params", "beam_search", "pooling_params", "tenant", "priority", "adapter", "past", "resubmission")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     BEAM_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    POOLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
@@ -67,12 +69,13 @@ class SubmitRequest(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling_params: _sampling_pb2.SamplingParams
     beam_search: _sampling_pb2.BeamSearchParams
+    pooling_params: _pooling_pb2.PoolingParams
     tenant: str
     priority: int
     adapter: str
     past: _containers.RepeatedCompositeFieldContainer[SequencePast]
     resubmission: bool
-    def __init__(self, session_id: _Optional[str] = ..., stream: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., beam_search: _Optional[_Union[_sampling_pb2.BeamSearchParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., past: _Optional[_Iterable[_Union[SequencePast, _Mapping]]] = ..., resubmission: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., stream: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., beam_search: _Optional[_Union[_sampling_pb2.BeamSearchParams, _Mapping]] = ..., pooling_params: _Optional[_Union[_pooling_pb2.PoolingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., past: _Optional[_Iterable[_Union[SequencePast, _Mapping]]] = ..., resubmission: _Optional[bool] = ...) -> None: ...
 
 class SequencePast(_message.Message):
     __slots__ = ("index", "output_token_ids", "finish_reason", "cumulative_logprob")
@@ -135,7 +138,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("epoch", "served_model_name", "architecture", "dtype", "device", "vocab_size", "max_model_len", "block_size", "num_blocks", "eos_token_ids", "default_sampling_params", "tokenizer_sha256", "created", "pagewire_version")
+    __slots__ = ("epoch", "served_model_name", "architecture", "dtype", "device", "vocab_size", "max_model_len", "block_size", "num_blocks", "eos_token_ids", "default_sampling_params", "tokenizer_sha256", "created", "pagewire_version", "tasks", "pooling")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +153,8 @@ class GetModelInfoResponse(_message.Message):
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     PAGEWIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     served_model_name: str
     architecture: str
@@ -164,7 +169,9 @@ class GetModelInfoResponse(_message.Message):
     tokenizer_sha256: str
     created: int
     pagewire_version: str
-    def __init__(self, epoch: _Optional[int] = ..., served_model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., created: _Optional[int] = ..., pagewire_version: _Optional[str] = ...) -> None: ...
+    tasks: _containers.RepeatedScalarFieldContainer[_pooling_pb2.Task]
+    pooling: _pooling_pb2.PoolingInfo
+    def __init__(self, epoch: _Optional[int] = ..., served_model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., created: _Optional[int] = ..., pagewire_version: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_pooling_pb2.Task, str]]] = ..., pooling: _Optional[_Union[_pooling_pb2.PoolingInfo, _Mapping]] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()
