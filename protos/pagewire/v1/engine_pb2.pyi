@@ -50,7 +50,7 @@ class DetachResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("session_id", "stream", "request_id", "prompt_token_ids", "sampling_params", "beam_search", "pooling_params", "tenant", "priority", "adapter", "past", "resubmission")
+    __slots__ = ("session_id", "stream", "request_id", "prompt_token_ids", "sampling_params", "beam_search", "pooling_params", "tenant", "priority", "adapter", "past", "resubmission", "adapter_version")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class SubmitRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
     RESUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     stream: int
     request_id: str
@@ -75,7 +76,8 @@ class SubmitRequest(_message.Message):
     adapter: str
     past: _containers.RepeatedCompositeFieldContainer[SequencePast]
     resubmission: bool
-    def __init__(self, session_id: _Optional[str] = ..., stream: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., beam_search: _Optional[_Union[_sampling_pb2.BeamSearchParams, _Mapping]] = ..., pooling_params: _Optional[_Union[_pooling_pb2.PoolingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., past: _Optional[_Iterable[_Union[SequencePast, _Mapping]]] = ..., resubmission: _Optional[bool] = ...) -> None: ...
+    adapter_version: str
+    def __init__(self, session_id: _Optional[str] = ..., stream: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., beam_search: _Optional[_Union[_sampling_pb2.BeamSearchParams, _Mapping]] = ..., pooling_params: _Optional[_Union[_pooling_pb2.PoolingParams, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ..., past: _Optional[_Iterable[_Union[SequencePast, _Mapping]]] = ..., resubmission: _Optional[bool] = ..., adapter_version: _Optional[str] = ...) -> None: ...
 
 class SequencePast(_message.Message):
     __slots__ = ("index", "output_token_ids", "finish_reason", "cumulative_logprob")
@@ -90,10 +92,12 @@ class SequencePast(_message.Message):
     def __init__(self, index: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cumulative_logprob: _Optional[float] = ...) -> None: ...
 
 class SubmitResponse(_message.Message):
-    __slots__ = ("seed",)
+    __slots__ = ("seed", "adapter_version")
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     seed: int
-    def __init__(self, seed: _Optional[int] = ...) -> None: ...
+    adapter_version: str
+    def __init__(self, seed: _Optional[int] = ..., adapter_version: _Optional[str] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("session_id", "request_id", "sequence", "reason")
@@ -138,7 +142,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("epoch", "served_model_name", "architecture", "dtype", "device", "vocab_size", "max_model_len", "block_size", "num_blocks", "eos_token_ids", "default_sampling_params", "tokenizer_sha256", "created", "pagewire_version", "tasks", "pooling")
+    __slots__ = ("epoch", "served_model_name", "architecture", "dtype", "device", "vocab_size", "max_model_len", "block_size", "num_blocks", "eos_token_ids", "default_sampling_params", "tokenizer_sha256", "created", "pagewire_version", "tasks", "pooling", "adapter_limits")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +159,7 @@ class GetModelInfoResponse(_message.Message):
     PAGEWIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LIMITS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     served_model_name: str
     architecture: str
@@ -171,11 +176,14 @@ class GetModelInfoResponse(_message.Message):
     pagewire_version: str
     tasks: _containers.RepeatedScalarFieldContainer[_pooling_pb2.Task]
     pooling: _pooling_pb2.PoolingInfo
-    def __init__(self, epoch: _Optional[int] = ..., served_model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., created: _Optional[int] = ..., pagewire_version: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_pooling_pb2.Task, str]]] = ..., pooling: _Optional[_Union[_pooling_pb2.PoolingInfo, _Mapping]] = ...) -> None: ...
+    adapter_limits: AdapterLimits
+    def __init__(self, epoch: _Optional[int] = ..., served_model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., created: _Optional[int] = ..., pagewire_version: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_pooling_pb2.Task, str]]] = ..., pooling: _Optional[_Union[_pooling_pb2.PoolingInfo, _Mapping]] = ..., adapter_limits: _Optional[_Union[AdapterLimits, _Mapping]] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("adapter",)
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    def __init__(self, adapter: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerResponse(_message.Message):
     __slots__ = ("path", "data")
@@ -194,7 +202,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ..., with_window: _Optional[bool] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "num_block_copies", "num_beam_forks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps")
+    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "num_block_copies", "num_beam_forks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps", "adapters")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +231,7 @@ class GetStatsResponse(_message.Message):
     STEP_TIME_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     num_waiting: int
@@ -251,7 +260,28 @@ class GetStatsResponse(_message.Message):
     step_time: Histogram
     window: EngineWindow
     num_swaps: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_beam_forks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ...) -> None: ...
+    adapters: AdapterStats
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_beam_forks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ..., adapters: _Optional[_Union[AdapterStats, _Mapping]] = ...) -> None: ...
+
+class AdapterStats(_message.Message):
+    __slots__ = ("num_loaded", "num_on_host", "num_on_device", "running", "waiting", "num_host_loads", "num_device_loads", "num_host_evictions")
+    NUM_LOADED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ON_HOST_FIELD_NUMBER: _ClassVar[int]
+    NUM_ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_LOADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_LOADS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    num_loaded: int
+    num_on_host: int
+    num_on_device: int
+    running: _containers.RepeatedScalarFieldContainer[str]
+    waiting: _containers.RepeatedScalarFieldContainer[str]
+    num_host_loads: int
+    num_device_loads: int
+    num_host_evictions: int
+    def __init__(self, num_loaded: _Optional[int] = ..., num_on_host: _Optional[int] = ..., num_on_device: _Optional[int] = ..., running: _Optional[_Iterable[str]] = ..., waiting: _Optional[_Iterable[str]] = ..., num_host_loads: _Optional[int] = ..., num_device_loads: _Optional[int] = ..., num_host_evictions: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")
@@ -318,12 +348,18 @@ class StepComposition(_message.Message):
     def __init__(self, step: _Optional[int] = ..., request: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_decodes: _Optional[int] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("name", "path")
+    __slots__ = ("name", "path", "base_model_name", "in_place", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    BASE_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    IN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    base_model_name: str
+    in_place: bool
+    version: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., base_model_name: _Optional[str] = ..., in_place: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
 
 class LoadAdapterResponse(_message.Message):
     __slots__ = ("adapter",)
@@ -332,38 +368,112 @@ class LoadAdapterResponse(_message.Message):
     def __init__(self, adapter: _Optional[_Union[AdapterInfo, _Mapping]] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "mode", "timeout_s")
+    class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MODE_UNSPECIFIED: _ClassVar[UnloadAdapterRequest.Mode]
+        MODE_WAIT: _ClassVar[UnloadAdapterRequest.Mode]
+        MODE_ABORT: _ClassVar[UnloadAdapterRequest.Mode]
+    MODE_UNSPECIFIED: UnloadAdapterRequest.Mode
+    MODE_WAIT: UnloadAdapterRequest.Mode
+    MODE_ABORT: UnloadAdapterRequest.Mode
     NAME_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    mode: UnloadAdapterRequest.Mode
+    timeout_s: float
+    def __init__(self, name: _Optional[str] = ..., mode: _Optional[_Union[UnloadAdapterRequest.Mode, str]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class UnloadAdapterResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_ended_requests", "host_bytes", "device_bytes")
+    NUM_ENDED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_ended_requests: int
+    host_bytes: int
+    device_bytes: int
+    def __init__(self, num_ended_requests: _Optional[int] = ..., host_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ListAdaptersResponse(_message.Message):
-    __slots__ = ("adapters",)
+    __slots__ = ("adapters", "limits", "loadable_paths")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    LOADABLE_PATHS_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterInfo]
-    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ...) -> None: ...
+    limits: AdapterLimits
+    loadable_paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., limits: _Optional[_Union[AdapterLimits, _Mapping]] = ..., loadable_paths: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AdapterLimits(_message.Message):
+    __slots__ = ("max_loras", "max_cpu_loras", "max_lora_rank")
+    MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CPU_LORAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
+    max_loras: int
+    max_cpu_loras: int
+    max_lora_rank: int
+    def __init__(self, max_loras: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("name", "path", "version", "rank", "bytes")
+    __slots__ = ("name", "path", "version", "rank", "bytes", "state", "parent", "root", "alpha", "use_rslora", "modules", "host_bytes", "device_bytes", "num_running_requests", "num_waiting_requests", "has_chat_template", "has_tokenizer", "loaded_at", "from_settings")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[AdapterInfo.State]
+        STATE_LOADING: _ClassVar[AdapterInfo.State]
+        STATE_DISK: _ClassVar[AdapterInfo.State]
+        STATE_HOST: _ClassVar[AdapterInfo.State]
+        STATE_DEVICE: _ClassVar[AdapterInfo.State]
+        STATE_LEAVING: _ClassVar[AdapterInfo.State]
+    STATE_UNSPECIFIED: AdapterInfo.State
+    STATE_LOADING: AdapterInfo.State
+    STATE_DISK: AdapterInfo.State
+    STATE_HOST: AdapterInfo.State
+    STATE_DEVICE: AdapterInfo.State
+    STATE_LEAVING: AdapterInfo.State
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    USE_RSLORA_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    HAS_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    LOADED_AT_FIELD_NUMBER: _ClassVar[int]
+    FROM_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     version: str
     rank: int
     bytes: int
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., version: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    state: AdapterInfo.State
+    parent: str
+    root: str
+    alpha: float
+    use_rslora: bool
+    modules: _containers.RepeatedScalarFieldContainer[str]
+    host_bytes: int
+    device_bytes: int
+    num_running_requests: int
+    num_waiting_requests: int
+    has_chat_template: bool
+    has_tokenizer: bool
+    loaded_at: int
+    from_settings: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., version: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., state: _Optional[_Union[AdapterInfo.State, str]] = ..., parent: _Optional[str] = ..., root: _Optional[str] = ..., alpha: _Optional[float] = ..., use_rslora: _Optional[bool] = ..., modules: _Optional[_Iterable[str]] = ..., host_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ..., num_running_requests: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., has_tokenizer: _Optional[bool] = ..., loaded_at: _Optional[int] = ..., from_settings: _Optional[bool] = ...) -> None: ...
 
 class ResetPrefixCacheRequest(_message.Message):
     __slots__ = ()

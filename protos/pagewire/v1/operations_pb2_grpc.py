@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class AdaptersStub:
-    """LoRA adapters at run time. Off unless the operator allows it.
+    """LoRA adapters at run time. Each call is FAILED_PRECONDITION unless the engine has --enable-lora and the frontend
+    --allow-runtime-lora-updating; the message says which is missing. Which adapters there are to choose from,
+    Inference.ListModels tells in any case.
     """
 
     def __init__(self, channel):
@@ -53,17 +55,22 @@ class AdaptersStub:
 
 
 class AdaptersServicer:
-    """LoRA adapters at run time. Off unless the operator allows it.
+    """LoRA adapters at run time. Each call is FAILED_PRECONDITION unless the engine has --enable-lora and the frontend
+    --allow-runtime-lora-updating; the message says which is missing. Which adapters there are to choose from,
+    Inference.ListModels tells in any case.
     """
 
     def Load(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns when the adapter's files were read and checked and requests may name it; meanwhile List shows it as
+        loading, and nobody else waits.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Waits for the adapter's requests, or ends them, and frees its memory.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -101,7 +108,9 @@ def add_AdaptersServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Adapters:
-    """LoRA adapters at run time. Off unless the operator allows it.
+    """LoRA adapters at run time. Each call is FAILED_PRECONDITION unless the engine has --enable-lora and the frontend
+    --allow-runtime-lora-updating; the message says which is missing. Which adapters there are to choose from,
+    Inference.ListModels tells in any case.
     """
 
     @staticmethod
