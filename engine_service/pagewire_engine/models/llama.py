@@ -39,6 +39,7 @@ class LlamaAttention(KernelUser):
         super().__init__()
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
+        self.heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         self.head_dim = head_dim_of(config)
         bias = getattr(config, "attention_bias", False)
         query_size = self.num_heads * self.head_dim
@@ -74,11 +75,10 @@ class LlamaAttention(KernelUser):
 
     def _heads(self, qkv: torch.Tensor) -> Heads:
         """Query, key and value of [T, all heads, head_dim], normed if this model norms them."""
-        num_rotated = self.num_heads + self.num_kv_heads
-        query, key = qkv[:, : self.num_heads], qkv[:, self.num_heads : num_rotated]
+        query, key, value = qkv.split_with_sizes(self.heads, 1)
         if self.norms_heads:
             query, key = self.q_norm(query), self.k_norm(key)
-        return query, key, qkv[:, num_rotated:]
+        return query, key, value
 
     def _rotated_heads(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Heads:
         """The same with query and key rotated, at once where they still lie side by side."""

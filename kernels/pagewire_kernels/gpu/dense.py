@@ -27,7 +27,7 @@ class TritonDense(TorchDense):
         plain = isinstance(weight, torch.Tensor) and weight.is_contiguous()
         if not plain or weight.dtype not in _DTYPES or hidden.stride(-1) != 1:
             return None
-        return choose_cut(len(hidden), *weight.shape)
+        return choose_cut(hidden.shape[0], *weight.shape)
 
     def linear(
         self, hidden: torch.Tensor, weight: Any, bias: torch.Tensor | None = None

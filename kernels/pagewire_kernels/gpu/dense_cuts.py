@@ -8,6 +8,8 @@ own (after cuBLAS) 1.5 to 2.4. The folder's README has the times; `--cuts` of
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pagewire_kernels.gpu.dense_gemv import GemvConfig
 from pagewire_kernels.gpu.dense_skinny import SkinnyConfig
 
@@ -32,6 +34,7 @@ _WIDE = (
 )
 
 
+@lru_cache(1024)  # asked for each linear of a step
 def choose_cut(rows: int, outputs: int, depth: int) -> GemvConfig | SkinnyConfig | None:
     """How a product of [rows, depth] and [outputs, depth] is cut; None: cuBLAS is faster."""
     if rows == 1:

@@ -74,7 +74,7 @@ def gemv(
     dependent = has_dependent_launch(hidden.device)
     launch(
         dense_gemv,
-        (triton.cdiv(outputs, config.outputs),),
+        (-(-outputs // config.outputs),),
         hidden,
         weight,
         hidden if bias is None else bias,

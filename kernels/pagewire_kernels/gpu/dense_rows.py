@@ -7,6 +7,8 @@ rows a launch's 2 us are all there is.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -35,29 +37,28 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     Returns:
         The same shape, contiguous.
     """
-    size = hidden.shape[-1]
-    heads = hidden.shape[1] if hidden.dim() == 3 else 1
-    rows = len(hidden) * heads
-    output = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-    block = triton.next_power_of_2(size)
-    tile_rows = max(1, _NORM_TILE // block)
+    shape = hidden.shape
+    size, heads = shape[-1], shape[1] if len(shape) == 3 else 1
+    rows = shape[0] * heads
+    output = hidden.new_empty(shape)
+    block, tile_rows, num_warps = _norm_tile(size)
     dependent = has_dependent_launch(hidden.device)
     launch(
         rms_norm_rows,
-        (triton.cdiv(rows, tile_rows),),
+        (-(-rows // tile_rows),),
         hidden,
         weight,
         output,
         rows,
         hidden.stride(0),
-        hidden.stride(1) if hidden.dim() == 3 else 0,
+        hidden.stride(1) if len(shape) == 3 else 0,
         eps,
         HEADS=heads,
         SIZE=size,
         ROWS=tile_rows,
         BLOCK=block,
         DEPENDENT=dependent,
-        num_warps=min(16, max(4, block // 1024)),
+        num_warps=num_warps,
         dependent=dependent,
     )
     return output
@@ -67,12 +68,12 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """As ops.silu_and_mul, rounded once: [T, 2 * size] (rows may be strided) to [T, size]."""
     tokens, width = gate_up.shape
     size = width // 2
-    output = gate_up.new_empty(tokens, size)
-    block = min(_SILU_BLOCK, triton.next_power_of_2(size))
+    output = gate_up.new_empty((tokens, size))
+    block = _silu_block(size)
     dependent = has_dependent_launch(gate_up.device)
     launch(
         silu_and_mul_rows,
-        (tokens, triton.cdiv(size, block)),
+        (tokens, -(-size // block)),
         gate_up,
         output,
         gate_up.stride(0),
@@ -83,6 +84,19 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         dependent=dependent,
     )
     return output
+
+
+# Triton's own functions of numbers take 3 us each on the host.
+@cache
+def _norm_tile(size: int) -> tuple[int, int, int]:
+    """Columns, rows and warps of a program that norms rows of so many numbers."""
+    block = 1 << (size - 1).bit_length()
+    return block, max(1, _NORM_TILE // block), min(16, max(4, block // 1024))
+
+
+@cache
+def _silu_block(size: int) -> int:
+    return min(_SILU_BLOCK, 1 << (size - 1).bit_length())
 
 
 @triton.jit(do_not_specialize=["rows"])

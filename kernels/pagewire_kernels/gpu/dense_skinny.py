@@ -72,7 +72,7 @@ def skinny(
         [T, outputs], gated: [T, size], of the rows' dtype; the residual where there is one.
     """
     tokens, depth = hidden.shape
-    rows = len(weight)
+    rows = weight.shape[0]
     output = residual
     if output is None:
         output = hidden.new_empty(tokens, rows // 2 if gated else rows)
@@ -80,7 +80,7 @@ def skinny(
     dependent = has_dependent_launch(hidden.device)
     launch(
         dense_skinny,
-        (triton.cdiv(rows, config.outputs),),
+        (-(-rows // config.outputs),),
         hidden,
         weight,
         hidden if bias is None else bias,
@@ -90,7 +90,7 @@ def skinny(
         output.stride(0),
         ROWS=rows,
         DEPTH=depth,
-        TILE=max(least_tile, triton.next_power_of_2(tokens)),
+        TILE=max(least_tile, 1 << (tokens - 1).bit_length()),
         BLOCK_N=config.outputs,
         BLOCK_K=config.block,
         SLICES=config.slices,

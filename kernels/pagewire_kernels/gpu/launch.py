@@ -15,6 +15,7 @@ import triton
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagewire_kernels.dispatch_record import note
+from pagewire_kernels.gpu.bound_launch import launch_bound
 
 __all__ = [
     "compiled_only",
@@ -60,7 +61,7 @@ def launch(
     if _only_compiles.get():
         kernel.warmup(*arguments, grid=grid, **options)
         return
-    kernel[grid](*arguments, **options)
+    launch_bound(kernel, grid, arguments, options)
     note(kernel.__name__)
 
 
