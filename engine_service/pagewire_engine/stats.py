@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagewire.histogram import Histogram, HistogramCounts
+from pagewire_engine.scheduler import Scheduler
 
 # vLLM's buckets of `iteration_tokens_total`.
 _TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -80,3 +81,35 @@ class EngineCounters:
         if prefill_tokens + decode_tokens:
             self.iteration_tokens.observe(prefill_tokens + decode_tokens)
             self.step_time.observe(seconds)
+
+
+def take_stats(counters: EngineCounters, scheduler: Scheduler) -> EngineStats:
+    """A snapshot. Safe from any thread: each figure is read at once, not all at the same time."""
+    blocks = scheduler.blocks
+    return EngineStats(
+        step=counters.step,
+        num_waiting=len(scheduler.waiting),
+        num_running=len(scheduler.running),
+        num_swapped=len(scheduler.swapped),
+        num_blocks=blocks.num_blocks,
+        num_free_blocks=blocks.num_free_blocks,
+        num_cached_blocks=blocks.num_cached_blocks,
+        num_cpu_blocks=blocks.num_cpu_blocks,
+        num_free_cpu_blocks=blocks.num_free_cpu_blocks,
+        num_preemptions=scheduler.num_preemptions,
+        num_swaps=scheduler.num_swaps,
+        prefix_cache_queries=blocks.num_tokens_queried,
+        prefix_cache_hits=blocks.num_tokens_hit,
+        num_prompt_tokens=counters.num_prompt_tokens,
+        num_generation_tokens=counters.num_generation_tokens,
+        num_requests_finished=counters.num_requests_finished,
+        num_requests_failed=counters.num_requests_failed,
+        step_prefill_tokens=counters.step_prefill_tokens,
+        step_decode_tokens=counters.step_decode_tokens,
+        step_time_s=counters.step_time_s,
+        num_prefill_chunks=counters.num_prefill_chunks,
+        iteration_tokens=counters.iteration_tokens.snapshot(),
+        step_time=counters.step_time.snapshot(),
+        num_block_copies=scheduler.num_block_copies,
+        num_beam_forks=counters.num_beam_forks,
+    )

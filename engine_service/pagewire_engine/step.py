@@ -154,6 +154,14 @@ class StepResult:
     candidates: list[Candidates] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
 
+    def extend(self, part: StepResult) -> None:
+        """Adds what another part of the same step produced."""
+        self.sampled.extend(part.sampled)
+        self.prompt_logprobs.extend(part.prompt_logprobs)
+        self.failed.extend(part.failed)
+        self.candidates.extend(part.candidates)
+        self.refused.extend(part.refused)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:

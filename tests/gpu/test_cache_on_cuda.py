@@ -85,7 +85,7 @@ def test_the_measured_step_leaves_room_for_the_real_one(tmp_path: Path) -> None:
     _, total = torch.cuda.mem_get_info()
     worker = _worker(tmp_path, gpu_memory_utilization=share, max_num_seqs=64)
     left = worker._left_on_device()
-    num_blocks = left // worker._block_bytes()
+    num_blocks = left // worker._cache_size.block_bytes
     assert num_blocks > 16384
     del worker
     torch.cuda.empty_cache()

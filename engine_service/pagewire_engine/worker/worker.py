@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +11,7 @@ from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.executor.base import PendingStep
-from pagewire_engine.model_files import ModelDescription, ModelFiles, load_description
+from pagewire_engine.model_files import ModelFiles, load_description
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.rotary import head_dim_of
 from pagewire_engine.models.weight_loading import load_model
@@ -21,6 +20,7 @@ from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.tokenizer_files import load_model_tokenizer
 from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, staging_bytes
+from pagewire_engine.worker.cache_size import CacheSize
 from pagewire_engine.worker.cuda_graphs import (
     CudaRecorder,
     DecodeGraphs,
@@ -30,25 +30,14 @@ from pagewire_engine.worker.cuda_graphs import (
 from pagewire_engine.worker.device import find_device
 from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.largest_step import largest_step
-from pagewire_engine.worker.memory import (
-    available_bytes,
-    default_cpu_cache_bytes,
-    default_swap_bytes,
-    gib,
-    measure_graphs,
-    measure_largest_step,
-)
+from pagewire_engine.worker.memory import gib, measure_graphs, measure_largest_step
 from pagewire_engine.worker.model_runner import ModelRunner
+from pagewire_engine.worker.precision import cache_dtype, dtype_name, model_dtype, quantizes
 
 if TYPE_CHECKING:
     from pagewire_engine.worker.device_runner import DeviceRunner
 
 logger = logging.getLogger(__name__)
-
-# Blocks beyond what running sequences can need keep prefixes, so many at most: a tiny model's would
-# be millions.
-_MOST_CACHED_BLOCKS = 16384
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Worker:
@@ -71,7 +60,7 @@ class Worker:
         self._times = StartupTimes()
         with self._times.phase("device"):
             self._device = find_device(config.device)
-        self._quantizes = _quantizes(config, self._device)
+        self._quantizes = quantizes(config.quantization, self._device)
         if self._device.type == "cpu":
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
@@ -80,8 +69,8 @@ class Worker:
             vocab_size=self._description.vocab_size,
             eos_token_ids=self._description.eos_token_ids,
         )
-        self._dtype = _dtype(config.dtype, self._description, self._device)
-        self._cache_dtype = _cache_dtype(config.kv_cache_dtype, self._dtype, self._device)
+        self._dtype = model_dtype(config.dtype, self._description, self._device)
+        self._cache_dtype = cache_dtype(config.kv_cache_dtype, self._dtype, self._device)
         head_dim = head_dim_of(self._description.hf_config)
         with self._times.phase("kernels"):
             self._kernels = Kernels(config.attention_backend, self._device, head_dim)
@@ -89,12 +78,18 @@ class Worker:
             self._model = self._load_model(files)
         with self._times.phase("compiling"):
             self._compile_ahead()
+        self._cache_size = CacheSize(
+            config,
+            self._device.type,
+            bytes_per_block(self._model.kv_shape, config.block_size, self._cache_dtype),
+            self._description.max_model_len,
+        )
         self._max_model_len = self._description.max_model_len
         self._ran_largest_step = False
         with self._times.phase("largest step"):
             self._num_blocks = self.profile_num_available_blocks()
-        self._num_cpu_blocks = self._num_blocks_of_swap_space()
-        self._max_model_len = self._longest_sequence()
+        self._num_cpu_blocks = self._cache_size.num_cpu_blocks(self._num_blocks)
+        self._max_model_len = self._cache_size.longest_sequence(self._num_blocks)
         with self._times.phase("KV blocks"):
             self._runner = self._new_runner(self._allocate_cache())
         with self._times.phase("graphs"):
@@ -103,12 +98,12 @@ class Worker:
             "%s in %s on %s, %s attention, %d KV blocks of %d tokens in %s and %d in host memory, "
             "sequences up to %d tokens",
             self._description.architecture,
-            str(self._dtype).removeprefix("torch."),
+            dtype_name(self._dtype),
             self._device,
             self._kernels.attention.name,
             self._num_blocks,
             config.block_size,
-            str(self._cache_dtype).removeprefix("torch."),
+            dtype_name(self._cache_dtype),
             self._num_cpu_blocks,
             self._max_model_len,
         )
@@ -117,7 +112,7 @@ class Worker:
         """What was loaded."""
         return WorkerInfo(
             architecture=self._description.architecture,
-            dtype=str(self._dtype).removeprefix("torch."),
+            dtype=dtype_name(self._dtype),
             device=str(self._device),
             vocab_size=self._description.vocab_size,
             max_model_len=self._max_model_len,
@@ -149,39 +144,7 @@ class Worker:
         Raises:
             InvalidArgumentError: not even one does, or on CUDA not even the largest step.
         """
-        config = self._config
-        if config.num_gpu_blocks_override is not None:
-            return config.num_gpu_blocks_override
-        memory: int
-        if config.kv_cache_memory is not None:
-            memory = config.kv_cache_memory
-            if self._device.type == "cpu":
-                _warn_of_more_than_is_free("kv_cache_memory", memory)
-        elif self._device.type == "cuda":
-            memory = self._left_on_device()
-        else:
-            memory = default_cpu_cache_bytes()
-        block_bytes = self._block_bytes()
-        if memory < block_bytes:
-            raise InvalidArgumentError(
-                self._memory_setting,
-                f"it leaves {gib(memory)} for the KV cache, and one block of {config.block_size} "
-                f"tokens takes {gib(block_bytes)}; allow more memory, or use a smaller model, "
-                "dtype or block_size",
-            )
-        most = self._most_running_blocks()
-        if config.enable_prefix_caching:
-            most = max(most, _MOST_CACHED_BLOCKS)
-        return min(memory // block_bytes, most)
-
-    @property
-    def _memory_setting(self) -> str:
-        """The setting that decides how much memory the KV blocks get."""
-        if self._config.num_gpu_blocks_override is not None:
-            return "num_gpu_blocks_override"
-        if self._config.kv_cache_memory is None and self._device.type == "cuda":
-            return "gpu_memory_utilization"
-        return "kv_cache_memory"
+        return self._cache_size.num_blocks(self._left_on_device)
 
     def _left_on_device(self) -> int:
         """Bytes of gpu_memory_utilization that the weights and the largest step leave."""
@@ -191,7 +154,7 @@ class Worker:
         memory = measure_largest_step(lambda: self._run_largest_step(runner), self._device)
         # Blocks are swapped through a buffer that is still to come.
         left = memory.left(self._config.gpu_memory_utilization)
-        left -= staging_bytes(self._block_bytes())
+        left -= staging_bytes(self._cache_size.block_bytes)
         if not isinstance(runner, ModelRunner):
             left -= measure_graphs(runner.capture, self._graph_sizes(), self._device)
         return left
@@ -209,57 +172,6 @@ class Worker:
         runner.execute(StepPlan(0, forgotten=[each.sequence_id for each in plan.new_sequences]))
         self._ran_largest_step = True
         return result
-
-    def _num_blocks_of_swap_space(self) -> int:
-        """Blocks of host memory for swapped requests.
-
-        Raises:
-            InvalidArgumentError: none, where that can't be what was meant.
-        """
-        config, block_bytes = self._config, self._block_bytes()
-        if config.swap_space is None:
-            # Swapped blocks come from the pool; what is swapped at a time is far less than all.
-            num_blocks = min(default_swap_bytes(self._device.type) // block_bytes, self._num_blocks)
-        else:
-            num_blocks = min(config.swap_space // block_bytes, self._most_running_blocks())
-            _warn_of_more_than_is_free("swap_space", num_blocks * block_bytes)
-        if num_blocks == 0 and (config.swap_space or config.preemption_mode == "swap"):
-            raise InvalidArgumentError(
-                "swap_space",
-                f"one block of {config.block_size} tokens takes {gib(block_bytes)}, so that "
-                f"{gib(config.swap_space or 0)} hold none; give more, or 0 together with a "
-                "preemption_mode other than swap",
-            )
-        return num_blocks
-
-    def _block_bytes(self) -> int:
-        return bytes_per_block(self._model.kv_shape, self._config.block_size, self._cache_dtype)
-
-    def _most_running_blocks(self) -> int:
-        """What the most running sequences need at their longest."""
-        blocks_of_longest = math.ceil(self._description.max_model_len / self._config.block_size)
-        return self._config.max_num_seqs * blocks_of_longest
-
-    def _longest_sequence(self) -> int:
-        """max_model_len, or less where the pool holds less."""
-        wanted = self._description.max_model_len
-        held = self._num_blocks * self._config.block_size
-        if held >= wanted:
-            return wanted
-        if self._config.max_model_len is not None:
-            raise InvalidArgumentError(
-                "max_model_len",
-                f"a sequence of {wanted} tokens does not fit the KV cache of {self._num_blocks} "
-                f"blocks ({held} tokens); lower it, or raise {self._memory_setting}",
-            )
-        logger.warning(
-            "the model can do %d tokens, but the KV cache holds %d: sequences are limited to that; "
-            "raise %s for longer ones",
-            wanted,
-            held,
-            self._memory_setting,
-        )
-        return held
 
     def _load_model(self, files: ModelFiles) -> CausalLM:
         config = self._config
@@ -299,9 +211,9 @@ class Worker:
         try:
             return self._new_cache(self._num_blocks, self._num_cpu_blocks)
         except RuntimeError as error:  # torch's for memory of every kind
-            block_bytes = self._block_bytes()
+            block_bytes = self._cache_size.block_bytes
             raise InvalidArgumentError(
-                self._memory_setting,
+                self._cache_size.memory_setting,
                 f"{gib(self._num_blocks * block_bytes)} of KV blocks on {self._device} and "
                 f"{gib(self._num_cpu_blocks * block_bytes)} in host memory can't be allocated; "
                 "lower it, or swap_space",
@@ -369,60 +281,7 @@ class Worker:
                 runner.capture(DecodeGraphs(sizes, longest, CudaRecorder(self._device)))
         except torch.OutOfMemoryError as error:
             raise InvalidArgumentError(
-                self._memory_setting,
+                self._cache_size.memory_setting,
                 f"beside the KV cache there is no memory on {self._device} for CUDA graphs; lower "
                 "it or max_num_seqs, or set enforce_eager",
             ) from error
-
-
-def _warn_of_more_than_is_free(setting: str, memory: int) -> None:
-    if memory > (free := available_bytes()):
-        logger.warning(
-            "%s is %s, but only %s are free: the engine may be killed once it fills",
-            setting,
-            gib(memory),
-            gib(free),
-        )
-
-
-def _dtype(name: str, description: ModelDescription, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cpu":
-        return torch.float32
-    own = getattr(description.hf_config, "dtype", None)
-    if isinstance(own, str):
-        own = _DTYPES.get(own)
-    return own if isinstance(own, torch.dtype) else torch.bfloat16
-
-
-def _cache_dtype(name: str, own: torch.dtype, device: torch.device) -> torch.dtype:
-    """What keys and values are kept in; `own` is what the model computes in.
-
-    Raises:
-        InvalidArgumentError: fp8 where no kernel reads it.
-    """
-    if name != "fp8":
-        return _DTYPES.get(name, own)
-    if device.type != "cuda":
-        raise InvalidArgumentError(
-            "kv_cache_dtype", "fp8 needs a CUDA device; on CPU bfloat16 is the smallest"
-        )
-    if torch.cuda.get_device_capability(device) < (8, 9):
-        raise InvalidArgumentError(
-            "kv_cache_dtype",
-            f"fp8 needs a GPU of compute capability 8.9 or later, and {device} is older; use auto",
-        )
-    return torch.float8_e4m3fn
-
-
-def _quantizes(config: EngineConfig, device: torch.device) -> bool:
-    if config.quantization == "none":
-        return False
-    if device.type != "cpu":
-        raise FailedPreconditionError(
-            f"{config.quantization} weights have kernels for CPUs only; leave quantization out, or "
-            "use --device cpu",
-            field="quantization",
-        )
-    return True

@@ -264,7 +264,9 @@ class EngineMachine(RuleBasedStateMachine):
     def compute_what_is_not_a_number(self, data: st.DataObject, index: int) -> None:
         # What is drawn must not depend on how far a step under way has come.
         request_id = data.draw(st.sampled_from(sorted(self.expected)))
-        request = self.harness.engine._requests.get(request_id)
+        scheduler = self.harness.engine.scheduler
+        queued = (*scheduler.waiting, *scheduler.running, *scheduler.swapped)
+        request = next((each for each in queued if each.request_id == request_id), None)
         if request is None:
             return
         self.expected[request_id].not_a_number = True

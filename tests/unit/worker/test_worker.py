@@ -13,6 +13,7 @@ from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire_engine.model_files import resolve_model
 from pagewire_engine.step import StepResult
+from pagewire_engine.worker import cache_size
 from pagewire_engine.worker import worker as worker_module
 from pagewire_engine.worker.cache_engine import staging_bytes
 from pagewire_engine.worker.largest_step import largest_step
@@ -49,7 +50,7 @@ def test_no_more_blocks_than_sequences_at_their_longest_need_or_prefixes_may(
 def test_more_memory_than_is_free_is_warned_of(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_module, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(cache_size, "available_bytes", lambda: 1 << 20)
     _worker(tiny_llama, kv_cache_memory=1 << 20)
     assert not caplog.messages
     _worker(tiny_llama, kv_cache_memory="2MiB")
@@ -65,9 +66,9 @@ def test_host_memory_for_swapped_blocks(tiny_llama: Path, monkeypatch: pytest.Mo
     def blocks(**settings: Any) -> int:
         return _worker(tiny_llama, num_gpu_blocks_override=40, **settings).info().num_cpu_blocks
 
-    monkeypatch.setattr(worker_module, "default_swap_bytes", lambda device: 30 * 4 * TOKEN_BYTES)
+    monkeypatch.setattr(cache_size, "default_swap_bytes", lambda device: 30 * 4 * TOKEN_BYTES)
     assert blocks() == 30
-    monkeypatch.setattr(worker_module, "default_swap_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(cache_size, "default_swap_bytes", lambda device: 1 << 30)
     assert blocks() == 40
     assert blocks(swap_space=0) == 0
     assert blocks(swap_space=50 * 4 * TOKEN_BYTES + 1) == 50
@@ -79,7 +80,7 @@ def test_host_memory_for_swapped_blocks(tiny_llama: Path, monkeypatch: pytest.Mo
 def test_no_host_memory_where_some_was_wanted_is_refused(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(worker_module, "default_swap_bytes", lambda device: 0)
+    monkeypatch.setattr(cache_size, "default_swap_bytes", lambda device: 0)
     with pytest.raises(InvalidArgumentError, match=r"^swap_space: one block of 4 tokens takes"):
         _worker(tiny_llama, num_gpu_blocks_override=40, **settings)
 
@@ -116,7 +117,7 @@ def test_the_largest_step_decides_what_a_gpu_has_left(
 def test_the_default_is_a_share_of_free_memory(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "default_cpu_cache_bytes", lambda: 64 * 4 * TOKEN_BYTES)
+    monkeypatch.setattr(cache_size, "default_cpu_cache_bytes", lambda: 64 * 4 * TOKEN_BYTES)
     assert _worker(tiny_llama).info().num_blocks == 64
 
 
