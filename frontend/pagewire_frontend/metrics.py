@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pagewire.errors import ErrorCode
-from pagewire.histogram import Histogram
+from pagewire.histogram import Histogram, HistogramCounts
 from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_frontend.engine_figures import EngineFigures, histogram_family
 
@@ -49,7 +49,11 @@ class FrontendMetrics:
         self.registry = CollectorRegistry()
         self.engine = EngineFigures()
         self.registry.register(self.engine)
-        self._inter_token = _InterTokenLatency()
+        self._inter_token = _Counted(
+            "pagewire_inter_token_latency_seconds",
+            "Time between tokens of a sequence; tokens that come together share it.",
+            _TPOT_BUCKETS,
+        )
         self.registry.register(self._inter_token)
         ProcessCollector(registry=self.registry)
         self._in_flight = self._gauge(
@@ -67,9 +71,12 @@ class FrontendMetrics:
         self._cached_tokens = self._counter(
             "prompt_tokens_cached", "Prompt tokens of ended requests that the prefix cache held."
         )
-        self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From acceptance to the first token.", _TTFT_BUCKETS
+        self._first_token = _Counted(
+            "pagewire_time_to_first_token_seconds",
+            "From acceptance to the first token.",
+            _TTFT_BUCKETS,
         )
+        self.registry.register(self._first_token)
         self._per_token = self._histogram(
             "request_time_per_output_token_seconds",
             "Mean time a token after the first, of each ended request.",
@@ -118,6 +125,10 @@ class FrontendMetrics:
     def sequences_finished(self, reason: FinishReason, count: int) -> None:
         self._success.labels(reason.name.lower()).inc(count)
 
+    def first_token(self) -> HistogramCounts:
+        """Seconds from acceptance to the first token, of the requests that ran to their end."""
+        return self._first_token.histogram.snapshot()
+
     def generated(self, num_tokens: int, waited_s: float | None) -> None:
         """Tokens of a sequence came, `waited_s` after the ones before; None: they are its first."""
         self._generation_tokens.inc(num_tokens)
@@ -153,7 +164,7 @@ class FrontendMetrics:
         self._prefill.observe(times.prefill_s)
         self._decode.observe(times.decode_s)
         self._inference.observe(times.prefill_s + times.decode_s)
-        self._first_token.observe(first_token_s)
+        self._first_token.histogram.observe(first_token_s)
         self._total.observe(total_s)
         mean_length = sum(output_tokens) // max(1, len(output_tokens))
         if mean_length > 1:
@@ -171,21 +182,16 @@ class FrontendMetrics:
         )
 
 
-class _InterTokenLatency(Collector):
-    """Counted once a token, so by a histogram that takes several at once and needs no lock."""
+class _Counted(Collector):
+    """A histogram that takes several values at once, needs no lock and can be read back."""
 
-    def __init__(self) -> None:
-        self.histogram = Histogram(_TPOT_BUCKETS)
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self.histogram = Histogram(bounds)
+        self._name, self._text = name, text
 
     def collect(self) -> Iterator[Metric]:
         counted = self.histogram.snapshot()
-        yield histogram_family(
-            "pagewire_inter_token_latency_seconds",
-            "Time between tokens of a sequence; tokens that come together share it.",
-            counted.bounds,
-            counted.counts,
-            counted.sum,
-        )
+        yield histogram_family(self._name, self._text, counted.bounds, counted.counts, counted.sum)
 
 
 class _Labelled(CollectorRegistry):

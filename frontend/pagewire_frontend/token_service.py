@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pagewire.errors import InvalidArgumentError
 from pagewire_frontend.generation import Generation
+from pagewire_frontend.tokenizer import Tokenizer
 
 # What can be tokenised at once, or the model's context where that is larger: enough to count the
 # tokens of a book, and done within seconds.
@@ -77,3 +78,14 @@ async def detokenize(
         return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     return decode() if len(token_ids) <= _FEW_TOKEN_IDS else await asyncio.to_thread(decode)
+
+
+def control_positions(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
+    """Indexes of the control tokens."""
+    control = tokenizer.special_token_ids
+    return [index for index, token_id in enumerate(token_ids) if token_id in control]
+
+
+def bytes_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[bytes]:
+    """What each token adds to the text."""
+    return [tokenizer.token_bytes_of(token_id) for token_id in token_ids]

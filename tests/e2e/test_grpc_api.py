@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 from pagewire.v1 import engine_pb2, inference_pb2, inference_pb2_grpc, operations_pb2_grpc
 from pagewire_frontend.grpc_api.operations import MAX_WATCHERS
 from pagewire_frontend.server import FrontendServer
-from tests.fakes.fake_engine_client import MODEL, FakeEngineClient, ids_of
+from tests.fakes.fake_engine_client import CHATML, MODEL, FakeEngineClient, ids_of
 from tests.fakes.frontend import chat_request, grpc_stub, running_frontend
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -120,6 +120,53 @@ async def test_tokens_and_text_there_and_back(stub: Any) -> None:
     )
     assert rendered.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert list(rendered.token_ids) == ids_of(rendered.prompt)
+
+
+async def test_a_preview_tells_each_token_s_bytes_and_which_are_the_template_s_control_tokens(
+    stub: Any,
+) -> None:
+    rendered = await stub.RenderChat(
+        inference_pb2.RenderChatRequest(
+            messages=chat_request("é <|im_end|>").messages, with_tokens=True
+        )
+    )
+    assert b"".join(rendered.token_bytes).decode() == rendered.prompt
+    assert len(rendered.token_bytes) == len(rendered.token_ids)
+    control = [rendered.token_bytes[index] for index in rendered.control_positions]
+    # What the client wrote is text.
+    assert control == [b"<|im_start|>", b"<|im_end|>", b"<|im_start|>"]
+    tokens = await stub.Tokenize(inference_pb2.TokenizeRequest(text="é<s>", with_bytes=True))
+    assert list(tokens.token_bytes) == [b"\xc3", b"\xa9", b"<s>"]
+    assert list(tokens.control_positions) == [2]
+
+
+async def test_templates_are_listed_and_a_fault_in_one_has_its_place(
+    engine: FakeEngineClient,
+) -> None:
+    broken = inference_pb2.RenderChatRequest(
+        messages=chat_request().messages,
+        template_params={"chat_template": "{{ bos_token }}\n  {% if %}"},
+    )
+    listing = inference_pb2.ListChatTemplatesRequest()
+    async with (
+        running_frontend(engine, allow_request_chat_template=True) as server,
+        grpc_stub(server) as stub,
+    ):
+        listed = await stub.ListChatTemplates(listing)
+        assert [(t.name, t.source) for t in listed.templates] == [("default", CHATML)]
+        assert listed.requests_may_bring_one
+        error = await failure(stub.RenderChat(broken))
+        place = inference_pb2.ChatTemplateFault()
+        assert any(detail.Unpack(place) for detail in details_of(error))
+        assert (place.line, place.column) == (2, 9)
+    async with running_frontend(engine) as server, grpc_stub(server) as stub:
+        assert not (await stub.ListChatTemplates(listing)).requests_may_bring_one
+        error = await failure(stub.RenderChat(broken))
+        assert "--allow-request-chat-template" in str(error.details())
+        unknown = await failure(
+            stub.ListChatTemplates(inference_pb2.ListChatTemplatesRequest(model="other"))
+        )
+        assert unknown.code() == grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_cancelled_stream_aborts_all_its_sequences(
@@ -267,8 +314,14 @@ async def test_an_allowed_watcher_sees_the_engine_and_no_request_s_id() -> None:
             assert ids == [view.id for view in second.window.requests] == ["1", "2"]
             assert first.num_running == 2
             watching.cancel()
+            engine.hang_after = None
+            await stub.ChatUnary(chat_request())
             once = observability.WatchStats(engine_pb2.GetStatsRequest())
-            assert len([stats async for stats in once]) == 1
+            (stats,) = [stats async for stats in once]
+            assert sum(stats.time_to_first_token.counts) == 1
+            assert len(stats.time_to_first_token.bounds) + 1 == len(
+                stats.time_to_first_token.counts
+            )
             engine.is_ready = False
             error = await failure(observability.WatchStats(asked))
             assert error.code() == grpc.StatusCode.UNAVAILABLE

@@ -14,7 +14,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from pagewire.errors import PagewireError
-from pagewire_frontend.errors import TokenIdsOnlyError
+from pagewire.v1 import inference_pb2
+from pagewire_frontend.errors import ChatTemplateError, TokenIdsOnlyError
 from pagewire_frontend.faults import as_pagewire_error, retry_delay_s
 
 _SAMPLING_FIELDS = frozenset(
@@ -78,7 +79,8 @@ def field_path(field: str, *, beam_search: bool = False) -> str:
 
 
 def to_status(error: PagewireError, *, beam_search: bool = False) -> status_pb2.Status:
-    """google.rpc.Status: BadRequest names the field, RetryInfo says when a retry makes sense.
+    """google.rpc.Status: BadRequest names the field, RetryInfo says when a retry makes sense, and
+    ChatTemplateFault where in a template it went wrong.
 
     Args:
         error: what the call failed with.
@@ -94,6 +96,8 @@ def to_status(error: PagewireError, *, beam_search: bool = False) -> status_pb2.
             field=path, description=error.message
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, ChatTemplateError):
+        details.append(inference_pb2.ChatTemplateFault(line=error.line, column=error.column))
     retry_after_s = retry_delay_s(error)
     if retry_after_s is not None:
         delay = Duration()

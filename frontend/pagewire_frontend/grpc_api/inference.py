@@ -107,9 +107,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     ) -> inference_pb2.RenderChatResponse:
         self._serving.generation.check_model(request.model)
         rendered = await self._render(request)
-        return inference_pb2.RenderChatResponse(
+        response = inference_pb2.RenderChatResponse(
             prompt=rendered.prompt, token_ids=rendered.token_ids
         )
+        if request.with_tokens:
+            self._tell_tokens(response)
+        return response
+
+    @answers_errors
+    async def ListChatTemplates(
+        self, request: inference_pb2.ListChatTemplatesRequest, context: Context
+    ) -> inference_pb2.ListChatTemplatesResponse:
+        generation = self._serving.generation
+        generation.check_model(request.model)
+        response = inference_pb2.ListChatTemplatesResponse(
+            requests_may_bring_one=generation.settings.allow_request_chat_template
+        )
+        for name, source in sorted(generation.chat_template.templates.items()):
+            response.templates.add(name=name, source=source)
+        return response
 
     @answers_errors
     async def Tokenize(
@@ -123,9 +139,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             add_special_tokens=_default_true(request, "add_special_tokens"),
             parse_special_tokens=_default_true(request, "parse_special_tokens"),
         )
-        return inference_pb2.TokenizeResponse(
+        response = inference_pb2.TokenizeResponse(
             token_ids=token_ids, tokens=tokens, max_model_len=generation.model_info.max_model_len
         )
+        if request.with_bytes:
+            self._tell_tokens(response)
+        return response
+
+    def _tell_tokens(
+        self, response: inference_pb2.RenderChatResponse | inference_pb2.TokenizeResponse
+    ) -> None:
+        tokenizer, token_ids = self._serving.generation.tokenizer, response.token_ids
+        response.token_bytes.extend(token_service.bytes_of(tokenizer, token_ids))
+        response.control_positions.extend(token_service.control_positions(tokenizer, token_ids))
 
     @answers_errors
     async def Detokenize(

@@ -79,6 +79,14 @@ class ObservabilityServicer(
         async with aclosing(watching):
             async for stats in watching:
                 names.replace(stats.window)
+                first_token = self._serving.metrics.first_token()
+                stats.time_to_first_token.CopyFrom(
+                    engine_pb2.Histogram(
+                        bounds=first_token.bounds,
+                        counts=first_token.counts,
+                        sum=first_token.sum,
+                    )
+                )
                 await context.write(stats)
                 if self._serving.stopping:
                     return

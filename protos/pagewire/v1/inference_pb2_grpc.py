@@ -61,6 +61,11 @@ class InferenceStub:
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.RenderChatRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.RenderChatResponse.FromString,
                 _registered_method=True)
+        self.ListChatTemplates = channel.unary_unary(
+                '/pagewire.v1.Inference/ListChatTemplates',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.ListChatTemplatesRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.ListChatTemplatesResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/pagewire.v1.Inference/Tokenize',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -132,6 +137,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListChatTemplates(self, request, context):
+        """The templates that a request may name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -198,6 +210,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.RenderChat,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.RenderChatRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.RenderChatResponse.SerializeToString,
+            ),
+            'ListChatTemplates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChatTemplates,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.ListChatTemplatesRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.ListChatTemplatesResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -367,6 +384,33 @@ class Inference:
             '/pagewire.v1.Inference/RenderChat',
             pagewire_dot_v1_dot_inference__pb2.RenderChatRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.RenderChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChatTemplates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.Inference/ListChatTemplates',
+            pagewire_dot_v1_dot_inference__pb2.ListChatTemplatesRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.ListChatTemplatesResponse.FromString,
             options,
             channel_credentials,
             insecure,
