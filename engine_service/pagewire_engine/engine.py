@@ -214,6 +214,8 @@ class Engine:
             self._count_step_end(schedule, self._clock() - now)
             return None
         self._requests.expect(schedule)
+        if self._under_way is not None:
+            self._counters.num_overlapped_steps += 1
         pending = None if self._runner is None else self._runner.launch(schedule.plan)
         self.scheduler.launched(schedule.plan.step)
         return _Launched(schedule, now, pending)

@@ -23,7 +23,8 @@ class EngineStats:
     prompt computed in one step being one: more chunks than prefills means that prompts were split.
     `num_swaps` is of the preemptions those that moved blocks to host memory. `num_block_copies`
     counts blocks copied because a sequence was to write where others read, `num_beam_forks` beams
-    that went on from another's past. `prefix_cache_queries` and `prefix_cache_hits` count prompt
+    that went on from another's past, `num_overlapped_steps` steps launched while the one before
+    was under way. `prefix_cache_queries` and `prefix_cache_hits` count prompt
     tokens. The `step_*` fields are of the last step; `step_time_s` is in seconds. The histograms
     are of all steps that computed something: `iteration_tokens` of the tokens computed in each,
     `step_time` of its seconds.
@@ -54,6 +55,7 @@ class EngineStats:
     step_time: HistogramCounts = field(default_factory=HistogramCounts)
     num_block_copies: int = 0
     num_beam_forks: int = 0
+    num_overlapped_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class EngineCounters:
     num_requests_failed: int = 0
     num_prefill_chunks: int = 0
     num_beam_forks: int = 0
+    num_overlapped_steps: int = 0
     step_prefill_tokens: int = 0
     step_decode_tokens: int = 0
     step_time_s: float = 0.0
@@ -112,4 +115,5 @@ def take_stats(counters: EngineCounters, scheduler: Scheduler) -> EngineStats:
         step_time=counters.step_time.snapshot(),
         num_block_copies=scheduler.num_block_copies,
         num_beam_forks=counters.num_beam_forks,
+        num_overlapped_steps=counters.num_overlapped_steps,
     )

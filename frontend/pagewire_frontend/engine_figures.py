@@ -85,6 +85,11 @@ def _counters(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
         ("num_preemptions", "Requests that lost their blocks to others.", stats.num_preemptions),
         ("num_swaps", "Of those, requests whose blocks went to host memory.", stats.num_swaps),
         ("engine_steps", "Steps of the engine.", stats.step),
+        (
+            "engine_steps_overlapped",
+            "Steps launched while the one before was computed.",
+            stats.num_overlapped_steps,
+        ),
         ("engine_requests_finished", "Requests that ended.", stats.num_requests_finished),
         ("engine_requests_failed", "Requests that failed.", stats.num_requests_failed),
     ):

@@ -4,13 +4,14 @@ computed, and each test shows by the engine's counters that its path was taken."
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pagewire.config import EngineConfig
-from pagewire.outputs import FinishReason
+from pagewire.outputs import FinishReason, PositionLogprobs
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.single_process import SingleProcessExecutor
@@ -18,6 +19,7 @@ from pagewire_engine.model_files import load_description, resolve_model
 from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.stats import EngineStats
 from pagewire_engine.submission import SequencePast, Submission
+from pagewire_kernels import build
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96
@@ -35,17 +37,26 @@ SEEDED = SamplingParams(
     max_tokens=NEW_TOKENS,
     ignore_eos=True,
 )
+TOLD = replace(SEEDED, logprobs=3, prompt_logprobs=2)
 BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 
 Answers = dict[tuple[str, int], list[int]]
+# Of each sequence's tokens and of each request's prompt: bit by bit, ranks and alternatives too.
+Logprobs = dict[tuple[str, int] | str, list[PositionLogprobs]]
 
 
 class Laboratory:
     """The model loaded once; each `run` is an engine of its own around it."""
 
     def __init__(self, model: Path) -> None:
+        # With the C++ kernels a row's result has the same bits whatever else is in its batch.
+        self.rows_are_alike = build.find_compiler() is not None
+        if self.rows_are_alike:
+            build.build()
         config = EngineConfig(
             model=str(model),
+            device="cpu",
+            attention_backend="cpu" if self.rows_are_alike else "torch",
             num_gpu_blocks_override=NUM_BLOCKS,
             max_model_len=1024,
             swap_space=64 << 20,
@@ -81,8 +92,11 @@ class Laboratory:
         """Runs to the end in an engine of its own; see `run_in`."""
         return self.run_in(self.engine(**limits), submissions)
 
-    def run_in(self, engine: Engine, submissions: list[Submission]) -> tuple[Answers, EngineStats]:
-        """Runs to the end; checks the pool after each step and the contiguity of all deltas."""
+    def run_in(
+        self, engine: Engine, submissions: list[Submission], logprobs: Logprobs | None = None
+    ) -> tuple[Answers, EngineStats]:
+        """Runs to the end; checks the pool after each step and the contiguity of all deltas.
+        `logprobs` takes all log probabilities that are told."""
         for submission in submissions:
             engine.add(submission)
         starts = {
@@ -101,6 +115,13 @@ class Laboratory:
                 assert output.start == starts.get(key, 0) + len(tokens)
                 tokens += output.token_ids
                 assert output.finish_reason in (None, FinishReason.LENGTH)
+                if logprobs is not None and output.logprobs is not None:
+                    logprobs.setdefault(key, []).extend(output.logprobs)
+            for told in outputs.prompt_logprobs:
+                assert logprobs is not None
+                positions = logprobs.setdefault(told.request_id, [])
+                assert told.start == len(positions) + 1
+                positions += told.positions
         stats = engine.stats()
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
         return answers, stats
@@ -125,6 +146,15 @@ def alone(laboratory: Laboratory) -> Mapping[str, Answers]:
             assert stats.num_preemptions == 0
             answers[name] |= answer
     return answers
+
+
+@pytest.fixture(scope="module")
+def lone_logprobs(laboratory: Laboratory) -> Logprobs:
+    """What each request is told of its prompt and its tokens when it has the engine for itself."""
+    told: Logprobs = {}
+    for submission in requests(TOLD):
+        laboratory.run_in(laboratory.engine(), [submission], told)
+    return told
 
 
 def requests(params: SamplingParams) -> list[Submission]:
@@ -203,6 +233,7 @@ def test_overlapping_steps_equal_single_ones(
     answers, stats = laboratory.run_in(engine, requests(params))
     engine.close()
     assert answers == expected(alone, params)
+    assert stats.num_overlapped_steps > NEW_TOKENS
     assert stats.num_preemptions > 0
     assert stats.num_prefill_chunks > len(PROMPTS)
 
@@ -248,6 +279,90 @@ def test_n_sequences_share_the_prompt_and_equal_themselves_under_preemption(
     single = SamplingParams(temperature=0.9, seed=7, max_tokens=NEW_TOKENS, ignore_eos=True)
     lone, _ = laboratory.run([Submission("33", PROMPTS[1], single)])
     assert lone["33", 0] == roomy["33", 0]
+
+
+def test_a_group_that_shares_its_prompt_is_swapped_whole_and_goes_on_as_if_it_had_stayed(
+    laboratory: Laboratory,
+) -> None:
+    params = SamplingParams(
+        n=3, temperature=0.9, seed=7, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2
+    )
+    submissions = [Submission(str(len(prompt)), prompt, params) for prompt in PROMPTS[:3]]
+    undisturbed: Logprobs = {}
+    roomy, stats = laboratory.run_in(laboratory.engine(), submissions, undisturbed)
+    assert stats.num_preemptions == 0
+    disturbed: Logprobs = {}
+    # The mode is auto: these groups share blocks, so they are swapped and not recomputed.
+    engine = laboratory.engine(num_blocks=17, budget=64, num_cpu_blocks=24)
+    tight, stats = laboratory.run_in(engine, submissions, disturbed)
+    assert stats.num_swaps > 0
+    assert tight == roomy
+    assert disturbed == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("way", "limits"),
+    [
+        ("batched", {}),
+        ("chunked", {"budget": 23}),
+        ("swapped", {"num_blocks": 14, "num_cpu_blocks": 20, "preemption_mode": "swap"}),
+        ("overlapped", {"overlaps_steps": True}),
+    ],
+)
+def test_raw_log_probabilities_are_the_same_bit_by_bit(
+    laboratory: Laboratory, lone_logprobs: Logprobs, way: str, limits: dict[str, Any]
+) -> None:
+    """vllm#9453: with temperature and top_p, and constant under batching."""
+    if not laboratory.rows_are_alike:
+        pytest.skip("plain torch rounds a row by what else is in its batch")
+    told: Logprobs = {}
+    engine = laboratory.engine(**limits)
+    _, stats = laboratory.run_in(engine, requests(TOLD), told)
+    engine.close()
+    assert told == lone_logprobs
+    ran = {
+        "batched": stats.step_decode_tokens == len(PROMPTS),
+        "chunked": stats.num_prefill_chunks > len(PROMPTS),
+        "swapped": stats.num_preemptions == stats.num_swaps > 0,
+        "overlapped": stats.num_overlapped_steps > 0,
+    }
+    assert ran[way]
+
+
+def test_what_is_computed_again_has_the_same_log_probabilities_but_for_the_last_bits(
+    laboratory: Laboratory, lone_logprobs: Logprobs
+) -> None:
+    # A token's keys and values come from a chunk's kernels then, and no longer from a decode's.
+    told: Logprobs = {}
+    _, stats = laboratory.run_in(laboratory.engine(num_blocks=14), requests(TOLD), told)
+    assert stats.num_preemptions > stats.num_swaps == 0
+    assert told.keys() == lone_logprobs.keys()
+    for key, positions in told.items():
+        tokens = [position.token for position in positions]
+        alone = [position.token for position in lone_logprobs[key]]
+        assert [token.token_id for token in tokens] == [token.token_id for token in alone]
+        for token, other in zip(tokens, alone, strict=True):
+            assert token.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("budget", [23, 512])
+def test_prompt_log_probabilities_are_whole_though_the_prefix_is_cached(
+    laboratory: Laboratory, lone_logprobs: Logprobs, budget: int
+) -> None:
+    """vllm#3251: a full-length list, of the same numbers, and its neighbours still find the
+    prefix."""
+    engine = laboratory.engine(budget=budget)
+    laboratory.run_in(engine, requests(GREEDY))
+    told: Logprobs = {}
+    laboratory.run_in(engine, requests(TOLD), told)
+    for prompt in PROMPTS:
+        positions, whole = told[str(len(prompt))], lone_logprobs[str(len(prompt))]
+        assert [position.token.token_id for position in positions] == prompt[1:]
+        for position, other in zip(positions, whole, strict=True):
+            assert position.token.logprob == pytest.approx(other.token.logprob, abs=1e-3)
+    assert engine.stats().prefix_cache_hits == 0
+    laboratory.run_in(engine, requests(GREEDY))
+    assert engine.stats().prefix_cache_hits == 32 + 48 + 80
 
 
 def test_abort_at_every_step_returns_every_block(laboratory: Laboratory) -> None:

@@ -52,6 +52,7 @@ def answers(
     *,
     num_blocks: int = 64,
     first: list[Submission] | None = None,
+    overlaps_steps: bool = False,
     **limits: Any,
 ) -> tuple[Answers, Engine]:
     """Runs all requests together, after others that were there `first`."""
@@ -66,7 +67,10 @@ def answers(
     )
     executor = SingleProcessExecutor(config, resolve_model(config))
     engine = Engine(
-        executor, eos_token_ids=[257], settings=settings(num_blocks=num_blocks, **limits)
+        executor,
+        eos_token_ids=[257],
+        settings=settings(num_blocks=num_blocks, **limits),
+        overlaps_steps=overlaps_steps,
     )
     for request in first or ():
         engine.add(request)
@@ -84,6 +88,7 @@ def answers(
         for output in outputs.sequences:
             told[output.request_id][output.sequence_index] += output.token_ids
     engine.scheduler.blocks.check()
+    engine.close()
     executor.shutdown()
     return told, engine
 
@@ -155,3 +160,28 @@ def test_resumed_in_another_engine(model: Path, alone: Answers, num_past: int) -
     assert told == alone
     num_tokens = sum(len(tokens) for sequences in alone.values() for tokens in sequences)
     assert engine.stats().num_generation_tokens == num_tokens - 5 * num_past
+
+
+@pytest.mark.parametrize(
+    ("limits", "counter"),
+    [
+        ({}, "num_overlapped_steps"),
+        ({"max_num_batched_tokens": 5}, "num_prefill_chunks"),
+        ({"num_blocks": 14, "preemption_mode": "recompute"}, "num_preemptions"),
+        ({"num_blocks": 14, "num_cpu_blocks": 16, "preemption_mode": "swap"}, "num_swaps"),
+    ],
+    ids=["roomy", "in chunks", "preempted", "swapped"],
+)
+def test_while_steps_overlap(
+    model: Path, alone: Answers, limits: dict[str, Any], counter: str
+) -> None:
+    told, engine = answers(model, REQUESTS, overlaps_steps=True, **limits)
+    assert told == alone
+    stats = engine.stats()
+    assert stats.num_overlapped_steps > 5
+    assert getattr(stats, counter) > (2 * len(REQUESTS) if counter == "num_prefill_chunks" else 0)
+
+
+def test_of_steps_that_do_not_overlap_none_is_counted(model: Path) -> None:
+    _, engine = answers(model, REQUESTS[:1])
+    assert engine.stats().num_overlapped_steps == 0
