@@ -140,6 +140,7 @@ def test_stats_are_what_the_control_api_tells() -> None:
         "adapters",
         "epoch",
         "num_sessions",
+        "time_to_first_token",
         "window",
     }
 
