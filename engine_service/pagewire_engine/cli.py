@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import gc
 import importlib.util
-import logging
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from types import FrameType
 
 from pagewire.config import EngineConfig
 from pagewire.errors import PagewireError
+from pagewire.logs import configure_logging
 from pagewire.process_end import end_process
 from pagewire.settings import describe_failure, parse_settings
 
@@ -45,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if importlib.util.find_spec("torch") is None:
         return _fail("the engine needs torch: pip install 'pagewire[engine]'")
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logging(config.log_level, config.log_format, "engine-service")
     # Handlers before the work: a Ctrl-C while weights load ends the process at once and quietly.
     stop = threading.Event()
     loaded = False

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, can_bind, check_free, free_port
 from pagewire.settings import SettingsError
+from pagewire.tls import ServerTls
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
@@ -106,7 +107,7 @@ class EngineServer:
             StartupError: an address can't be bound.
         """
         try:
-            port = bind(self._grpc, self._config.host, self._config.port)
+            port = bind(self._grpc, self._config.host, self._config.port, _tls(self._config))
         except StartupError:
             self._streams.stop()
             raise
@@ -154,8 +155,10 @@ def check_addresses(config: EngineConfig) -> None:
     """Finds out in a moment what would otherwise be found out after the model was loaded.
 
     Raises:
-        StartupError: an address is malformed, taken, or not this machine's.
+        StartupError: an address is malformed, taken, or not this machine's; or its certificate
+            can't be used.
     """
+    _tls(config)
     if config.stream_endpoint is not None:
         check_endpoint(config.stream_endpoint)
     host = LOOPBACK if config.host == "localhost" else config.host
@@ -165,7 +168,7 @@ def check_addresses(config: EngineConfig) -> None:
         raise _cannot_listen(host, config.port) from None
 
 
-def bind(server: grpc.Server, host: str, port: int) -> int:
+def bind(server: grpc.Server, host: str, port: int, tls: ServerTls | None = None) -> int:
     """Binds a gRPC server; a loopback name binds both loopbacks, since clients differ in which of
     them "localhost" means.
 
@@ -176,7 +179,7 @@ def bind(server: grpc.Server, host: str, port: int) -> int:
         StartupError: the address is taken or not ours.
     """
     if host not in LOOPBACK_NAMES:
-        return _add_port(server, _bracketed(host), port)
+        return _add_port(server, _bracketed(host), port, tls)
     loopbacks = addresses_of("localhost")
     if host == "::1":
         loopbacks.reverse()
@@ -187,13 +190,25 @@ def bind(server: grpc.Server, host: str, port: int) -> int:
         raise _cannot_listen(host, port) from None
     for number, (family, address) in enumerate(loopbacks):
         if number == 0 or can_bind((family, address), bound):
-            _add_port(server, _bracketed(address), bound)
+            _add_port(server, _bracketed(address), bound, tls)
     return bound
 
 
-def _add_port(server: grpc.Server, host: str, port: int) -> int:
+def _tls(config: EngineConfig) -> ServerTls | None:
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        return ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
+    except SettingsError as error:
+        raise StartupError(str(error)) from None
+
+
+def _add_port(server: grpc.Server, host: str, port: int, tls: ServerTls | None) -> int:
+    address = f"{host}:{port}"
+    try:
+        bound = (
+            server.add_insecure_port(address)
+            if tls is None
+            else server.add_secure_port(address, tls.grpc_credentials())
+        )
     except RuntimeError:
         bound = 0
     if not bound:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from pagewire.logs import LogFormat
 from pagewire.settings import check_host_port
 
 ToolCallParserName = Literal[
@@ -33,6 +34,18 @@ class FrontendConfig(BaseModel):
     engine: str = Field(
         default="127.0.0.1:50061", description="HOST:PORT of the engine's control API."
     )
+    engine_ca: str | None = Field(
+        default=None,
+        description="PEM file of the issuers of the engine's certificate, which must name its "
+        "host: the engine is then called by TLS.",
+    )
+    engine_cert: str | None = Field(
+        default=None,
+        description="PEM file of the certificate to show an engine that asks for one (mTLS).",
+    )
+    engine_key: str | None = Field(
+        default=None, description="PEM file of the private key of engine-cert."
+    )
     host: str = Field(
         default="localhost",
         description="Address to listen on; localhost: both loopbacks, 127.0.0.1 and ::1; "
@@ -46,6 +59,56 @@ class FrontendConfig(BaseModel):
     )
     grpc_port: int = Field(
         default=50051, ge=0, le=65535, description="Port of the gRPC API; 0: a free one."
+    )
+    local_socket: str | None = Field(
+        default=None,
+        description="Path of a Unix socket that serves the gRPC API besides, without TLS, for "
+        "programs of this machine that may open it. API keys are asked for there too.",
+    )
+    api_key: SecretStr | None = Field(
+        default=None,
+        description="API key, or several with commas between them: every route but health then "
+        "asks for one. Others of the machine can read a command line: better set "
+        "PAGEWIRE_API_KEY, or api-key-file.",
+    )
+    api_key_file: str | None = Field(
+        default=None,
+        description="File of API keys, one a line, and after a key, if need be, the name of a "
+        "tenant whose fair share it counts on. It is read again when it has changed.",
+    )
+    open_metrics: bool = Field(
+        default=False, description="Let /metrics be read without an API key."
+    )
+    max_requests_per_minute: int | None = Field(
+        default=None,
+        ge=1,
+        description="Requests a minute of each tenant (without API keys: of all clients together) "
+        "that a frontend takes; beyond it HTTP 429 or RESOURCE_EXHAUSTED, saying when to come "
+        "again. Default: any number.",
+    )
+    max_concurrent_requests: int | None = Field(
+        default=None,
+        ge=1,
+        description="Requests of each tenant (without API keys: of all clients together) that may "
+        "be under way in a frontend; beyond it HTTP 429 or RESOURCE_EXHAUSTED. Default: any "
+        "number.",
+    )
+    cors_origin: tuple[str, ...] = Field(
+        default=(),
+        description="Origin whose web pages may call the HTTP API, such as https://example.org; "
+        "*: any. May be given several times. Default: none.",
+    )
+    tls_cert: str | None = Field(
+        default=None,
+        description="PEM file of the certificate of both ports, with those that lead to its "
+        "issuer: HTTP and gRPC are then spoken over TLS alone.",
+    )
+    tls_key: str | None = Field(
+        default=None, description="PEM file of the certificate's private key, without a password."
+    )
+    tls_client_ca: str | None = Field(
+        default=None,
+        description="PEM file of the issuers of the certificates that clients must show (mTLS).",
     )
     chat_template: str | None = Field(
         default=None,
@@ -104,6 +167,23 @@ class FrontendConfig(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages to log; debug: each HTTP request too."
     )
+    log_format: LogFormat = Field(
+        default="text", description="Lines for people, or one JSON object a line."
+    )
+    log_requests: bool = Field(
+        default=False,
+        description="Log a line about each generation at its end: its id, tenant, tokens, seconds "
+        "and outcome; never its text.",
+    )
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            scheme, _, host = origin.partition("://")
+            if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
+                raise ValueError("must be * or like https://example.org:8443, without a path")
+        return value
 
     @field_validator("engine")
     @classmethod

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from pagewire.errors import PagewireError
+from pagewire.logs import configure_logging
 from pagewire.settings import SettingsError, describe_failure, parse_settings
 from pagewire_frontend.config import FrontendConfig
 
@@ -25,11 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Serves the gRPC and the OpenAI-compatible API in front of one engine.",
         positional=["engine"],
     )
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logging(config.log_level, config.log_format, _PROG)
     if config.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:

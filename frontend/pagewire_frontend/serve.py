@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+import tempfile
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
@@ -24,8 +27,16 @@ def serve(settings: ServeOnlySettings) -> int:
         The exit status: 0 after SIGINT or SIGTERM, else the status of the service that could not
         be started.
     """
+    with contextlib.ExitStack() as folders:
+        return _serve(
+            settings,
+            lambda: folders.enter_context(tempfile.TemporaryDirectory(prefix="pagewire-")),
+        )
+
+
+def _serve(settings: ServeOnlySettings, private_folder: Callable[[], str]) -> int:
     try:
-        plan = make_plan(settings, lambda: str(smollm2_path(_say)))
+        plan = make_plan(settings, lambda: str(smollm2_path(_say)), private_folder)
     except SettingsError as error:
         exit_with_error(_PROG, str(error))
     except ValidationError as error:  # a rule over several settings of one service
@@ -39,6 +50,7 @@ def serve(settings: ServeOnlySettings) -> int:
             ready_line=plan.ready_line,
             # Running requests get the frontend's grace period to end.
             shutdown_timeout_s=plan.frontend.grace_period_s + 5.0,
+            log_format=plan.frontend.log_format,
         )
         await supervisor.run()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, free_port
@@ -20,6 +21,8 @@ from pagewire.settings import (
     settings_to_argv,
     variable_name,
 )
+from pagewire.tls import ServerTls
+from pagewire_frontend.access import Access
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.model_download import MODEL_NAME
 from pagewire_frontend.ports import choose_ports
@@ -35,19 +38,25 @@ from pagewire_frontend.supervisor import Service
 
 @dataclass(frozen=True)
 class ServePlan:
-    """Settings of the three services, their ports chosen and free."""
+    """Settings of the three services, their ports chosen and free.
+
+    Attributes:
+        page_key: the API key that the page shows; None: the frontend asks for none.
+    """
 
     engine: EngineConfig
     frontend: FrontendConfig
     ui_port: int
     stall_timeout_s: float
+    page_key: str | None = None
 
     @property
     def ready_line(self) -> str:
         """The line that tells people where everything is."""
         host = _shown_host(self.frontend.host)
+        scheme = "http" if self.frontend.tls_cert is None else "https"
         parts = [
-            f"OpenAI API http://{host}:{self.frontend.http_port}/v1",
+            f"OpenAI API {scheme}://{host}:{self.frontend.http_port}/v1",
             f"gRPC {host}:{self.frontend.grpc_port}",
         ]
         if self.ui_port:
@@ -55,12 +64,17 @@ class ServePlan:
         return "pagewire is ready: " + ", ".join(parts)
 
 
-def make_plan(settings: ServeOnlySettings, embedded_model: Callable[[], str]) -> ServePlan:
+def make_plan(
+    settings: ServeOnlySettings,
+    embedded_model: Callable[[], str],
+    private_folder: Callable[[], str],
+) -> ServePlan:
     """Checks the settings of all services and chooses their ports.
 
     Args:
         settings: what the user gave.
         embedded_model: the path of the model to serve where none was named.
+        private_folder: makes a folder that this user alone may enter.
 
     Raises:
         SettingsError: a package, a port or a setting is not as it must be.
@@ -81,30 +95,66 @@ def make_plan(settings: ServeOnlySettings, embedded_model: Callable[[], str]) ->
     engine_values = _part(given, EngineConfig, ENGINE_INTERNALS)
     if settings.model is None:
         engine_values = {"served_model_name": MODEL_NAME} | engine_values
+    frontend = FrontendConfig(
+        **_part(given, FrontendConfig, {*FRONTEND_INTERNALS, *ports}),
+        engine=f"{LOOPBACK}:{engine_port}",
+        **ports,
+    )
+    frontend, page_key = _let_us_in(frontend, private_folder)
     model = settings.model if settings.model is not None else embedded_model()
     return ServePlan(
         engine=EngineConfig(**engine_values, model=model, host=LOOPBACK, port=engine_port),
-        frontend=FrontendConfig(
-            **_part(given, FrontendConfig, {*FRONTEND_INTERNALS, *ports}),
-            engine=f"{LOOPBACK}:{engine_port}",
-            **ports,
-        ),
+        frontend=frontend,
         ui_port=settings.ui_port,
         stall_timeout_s=settings.stall_timeout_s,
+        page_key=page_key,
     )
+
+
+def _let_us_in(
+    frontend: FrontendConfig, private_folder: Callable[[], str]
+) -> tuple[FrontendConfig, str | None]:
+    """Doors for the page and for the probes, where clients need keys or certificates: a key made up
+    for this run, and a socket without TLS.
+
+    Raises:
+        SettingsError: keys or certificates can't be used.
+    """
+    changes: dict[str, Any] = {}
+    page_key = None
+    ServerTls.from_settings(frontend.tls_cert, frontend.tls_key, frontend.tls_client_ca)
+    if Access(frontend).keys.required:
+        page_key = secrets.token_urlsafe(32)
+        given = frontend.api_key
+        known = "" if given is None else given.get_secret_value() + ","
+        changes["api_key"] = SecretStr(known + page_key)
+    if frontend.tls_cert is not None and frontend.local_socket is None:
+        changes["local_socket"] = os.path.join(private_folder(), "frontend")
+    values = {name: getattr(frontend, name) for name in frontend.model_fields_set}
+    return FrontendConfig(**{**values, **changes}), page_key
 
 
 def make_services(plan: ServePlan) -> list[Service]:
     """The services of a plan, in the order in which they are started."""
     engine_probe = GrpcProbe(f"{plan.engine.host}:{plan.engine.port}")
     host = _probed_host(plan.frontend.host)
-    grpc_probe = GrpcProbe(f"{_bracketed(host)}:{plan.frontend.grpc_port}")
+    grpc_probe = GrpcProbe(_grpc_target(plan.frontend))
     http_port = plan.frontend.http_port
 
     async def frontend_is_ready() -> bool:
-        return await http_answers(host, http_port, "/health") and await grpc_probe.is_serving(
-            INFERENCE_SERVICE
+        # A certificate for the world does not name the loopback: with TLS, gRPC speaks for both
+        # APIs, which share one process and one event loop.
+        http_is_ready = plan.frontend.tls_cert is not None or await http_answers(
+            host, http_port, "/health"
         )
+        return http_is_ready and await grpc_probe.is_serving(INFERENCE_SERVICE)
+
+    async def frontend_stalled_s() -> float:
+        if plan.frontend.tls_cert is None:
+            return await _stalled_s(host, http_port, "/health/live")
+        if not await grpc_probe.is_serving():
+            raise ConnectionError("no answer from the frontend's local socket")
+        return 0.0
 
     services = [
         Service(
@@ -120,7 +170,7 @@ def make_services(plan: ServePlan) -> list[Service]:
             command=_module("pagewire_frontend.frontend_cli", settings_to_argv(plan.frontend)),
             environment=_environment(secrets_to_environment(plan.frontend)),
             is_ready=frontend_is_ready,
-            stalled_s=_answering(host, http_port, "/health/live"),
+            stalled_s=frontend_stalled_s,
             stall_timeout_s=plan.stall_timeout_s,
             after=["engine"],
         ),
@@ -132,11 +182,17 @@ def make_services(plan: ServePlan) -> list[Service]:
 
 def _page(plan: ServePlan, host: str) -> Service:
     flags = [
-        f"--frontend={_bracketed(host)}:{plan.frontend.grpc_port}",
+        f"--frontend={_grpc_target(plan.frontend)}",
         f"--host={plan.frontend.host}",
         f"--port={plan.ui_port}",
         f"--log-level={plan.frontend.log_level}",
+        f"--log-format={plan.frontend.log_format}",
     ]
+    secret = {}
+    if plan.page_key is not None:
+        # The page's own key must not let everybody in who opens it.
+        flags.append("--login")
+        secret = {variable_name("api_key"): plan.page_key}
 
     async def is_ready() -> bool:
         return await http_answers(host, plan.ui_port, "/")
@@ -144,20 +200,24 @@ def _page(plan: ServePlan, host: str) -> Service:
     return Service(
         name="page",
         command=_module("pagewire_ui.cli", flags),
-        environment=_environment({}),
+        environment=_environment(secret),
         is_ready=is_ready,
-        stalled_s=_answering(host, plan.ui_port, "/"),
+        stalled_s=lambda: _stalled_s(host, plan.ui_port, "/"),
         stall_timeout_s=plan.stall_timeout_s,
     )
 
 
-def _answering(host: str, port: int, path: str) -> Callable[[], Any]:
-    async def stalled_s() -> float:
-        if not await http_answers(host, port, path):
-            raise ConnectionError(f"no answer from {host}:{port}")
-        return 0.0
+async def _stalled_s(host: str, port: int, path: str) -> float:
+    if not await http_answers(host, port, path):
+        raise ConnectionError(f"no answer from {host}:{port}")
+    return 0.0
 
-    return stalled_s
+
+def _grpc_target(frontend: FrontendConfig) -> str:
+    """Where this machine reaches the frontend's gRPC API without TLS."""
+    if frontend.tls_cert is not None:
+        return f"unix:{os.path.abspath(frontend.local_socket or '')}"
+    return f"{_bracketed(_probed_host(frontend.host))}:{frontend.grpc_port}"
 
 
 def _part(

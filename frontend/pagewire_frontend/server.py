@@ -13,6 +13,7 @@ import uvicorn
 
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.listening import addresses_of, close_all, free_port, grpc_addresses, listen
+from pagewire.tls import ClientTls, ServerTls
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
@@ -34,6 +35,9 @@ class FrontendServer:
     Args:
         config: the settings.
         client: the engine, not yet started. None: the one at `config.engine`.
+
+    Raises:
+        SettingsError: keys or certificates can't be used.
 
     Attributes:
         http_port, grpc_port: the ports in use, once started.
@@ -58,6 +62,10 @@ class FrontendServer:
             (lambda: client) if client is not None else self._remote_client
         )
         self._serving = Serving(config)
+        self._tls = ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
+        self._engine_tls = ClientTls.from_settings(
+            "--engine-", config.engine_ca, config.engine_cert, config.engine_key
+        )
         self._grpc: GrpcServer | None = None
         self._http: _HttpServer | None = None
         self._engine_task: asyncio.Task[None] | None = None
@@ -79,7 +87,7 @@ class FrontendServer:
         try:
             sockets = listen(config.host, config.http_port, "--http-port")
             self.http_port = int(sockets[0].getsockname()[1])
-            self._http = _HttpServer(self._serving, sockets)
+            self._http = _HttpServer(self._serving, sockets, self._tls)
             await self._http.start()
             await self._start_grpc()
             self._engine_task = asyncio.create_task(self._attend_engine())
@@ -130,7 +138,11 @@ class FrontendServer:
             port = config.grpc_port or free_port(addresses_of(config.host))
             server = GrpcServer(self._serving)
             try:
-                await server.start(grpc_addresses(config.host, port, "--grpc-port"))
+                await server.start(
+                    grpc_addresses(config.host, port, "--grpc-port"),
+                    self._tls,
+                    config.local_socket,
+                )
             except OSError:
                 await server.stop(0.0)
                 if not attempts:
@@ -143,7 +155,9 @@ class FrontendServer:
         from pagewire_frontend.engine_client.remote import RemoteEngineClient
 
         return RemoteEngineClient(
-            self.config.engine, failover_window_s=self.config.failover_window_s
+            self.config.engine,
+            failover_window_s=self.config.failover_window_s,
+            tls=self._engine_tls,
         )
 
     async def _attend_engine(self) -> None:
@@ -198,21 +212,25 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 class _HttpServer:
     """uvicorn on sockets of ours, without its signal handlers."""
 
-    def __init__(self, serving: Serving, sockets: list[socket.socket]) -> None:
+    def __init__(
+        self, serving: Serving, sockets: list[socket.socket], tls: ServerTls | None
+    ) -> None:
         self._sockets = sockets
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                create_app(serving),
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                log_level=None,
-                access_log=serving.config.log_level == "debug",
-                server_header=False,
-                timeout_keep_alive=75,
-                http=_protocol(serving.config.request_read_timeout_s),
-            )
+        config = uvicorn.Config(
+            create_app(serving),
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level=None,
+            access_log=serving.config.log_level == "debug",
+            server_header=False,
+            timeout_keep_alive=75,
+            http=_protocol(serving.config.request_read_timeout_s),
         )
+        config.load()
+        if tls is not None:
+            config.ssl = tls.context()
+        self._server = _Uvicorn(config)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -253,4 +271,5 @@ def describe_addresses(server: FrontendServer) -> str:
     """The addresses for people, such as `HTTP http://localhost:8000, gRPC localhost:50051`."""
     host = server.config.host
     host = "localhost" if host in ("*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    return f"HTTP http://{host}:{server.http_port}, gRPC {host}:{server.grpc_port}"
+    scheme = "http" if server.config.tls_cert is None else "https"
+    return f"HTTP {scheme}://{host}:{server.http_port}, gRPC {host}:{server.grpc_port}"

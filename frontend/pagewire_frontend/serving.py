@@ -4,6 +4,7 @@ starts, and what is counted of it."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from pagewire.errors import ErrorCode, InvalidArgumentError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason, RequestTimes
+from pagewire_frontend.access import Access
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedGeneration, collect
@@ -18,6 +20,8 @@ from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
 from pagewire_frontend.running_generation import RunningGeneration
+
+request_log = logging.getLogger("pagewire_frontend.requests")
 
 # Scrapers that come together share one question to the engine.
 _SCRAPE_INTERVAL_S = 0.2
@@ -55,6 +59,7 @@ class MeteredGeneration:
         "_field_names",
         "_first_token_at",
         "_last_token_at",
+        "_logged_tenant",
         "_metrics",
         "_num_tokens",
         "_reasons",
@@ -71,7 +76,17 @@ class MeteredGeneration:
         started_at: float,
         metrics: FrontendMetrics,
         field_names: Mapping[str, str],
+        logged_tenant: str | None = None,
     ) -> None:
+        """
+        Args:
+            running: the request.
+            started_at: when it was accepted, by `time.monotonic`.
+            metrics: where it is counted.
+            field_names: what the client calls the fields that errors name.
+            logged_tenant: whose it is, for a line in the log at its end; None: no such line.
+        """
+        self._logged_tenant = logged_tenant
         self.request_id = running.request_id
         self.prompt_token_ids = running.prompt_token_ids
         self._running = running
@@ -151,6 +166,8 @@ class MeteredGeneration:
         metrics = self._metrics
         metrics.request_ended()
         usage = self.usage()
+        if self._logged_tenant is not None:
+            _log_end(self.request_id, self._logged_tenant, usage, self._reasons, failure)
         metrics.prompt(usage.prompt_tokens, usage.times.cached_tokens)
         for reason in set(self._reasons):
             metrics.sequences_finished(reason, self._reasons.count(reason))
@@ -167,6 +184,40 @@ class MeteredGeneration:
             total_s=usage.total_s,
             times=usage.times,
         )
+
+
+def _log_end(
+    request_id: str,
+    tenant: str,
+    usage: Usage,
+    reasons: Sequence[FinishReason],
+    failure: ErrorCode | None,
+) -> None:
+    """One line about a request that has ended. Nothing in it was written by its client or by the
+    model, but for its id."""
+    outcome = "ok" if failure is None else failure.name.lower()
+    fields = {
+        "request_id": request_id,
+        "tenant": tenant,
+        "outcome": outcome,
+        "finish_reasons": [reason.name.lower() for reason in reasons],
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.times.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "queue_s": round(usage.times.queue_s, 6),
+        "first_token_s": round(usage.first_token_s, 6),
+        "total_s": round(usage.total_s, 6),
+    }
+    request_log.info(
+        "request %s of tenant %s: %s, %d prompt tokens, %d completion tokens, %.3f s",
+        request_id,
+        tenant or "-",
+        outcome,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.total_s,
+        extra={"fields": fields},
+    )
 
 
 def total_usage(generations: Sequence[MeteredGeneration]) -> Usage:
@@ -195,6 +246,7 @@ class Serving:
 
     def __init__(self, config: FrontendConfig) -> None:
         self.config = config
+        self.access = Access(config)
         self.metrics = FrontendMetrics()
         self.stopping = False
         self._generation: Generation | None = None
@@ -284,7 +336,13 @@ class Serving:
         except PagewireError as error:
             self.metrics.request_failed(error.code)
             raise
-        return MeteredGeneration(running, started_at, self.metrics, field_names)
+        return MeteredGeneration(
+            running,
+            started_at,
+            self.metrics,
+            field_names,
+            request.tenant if self.config.log_requests else None,
+        )
 
     def _check_priority(self, priority: int) -> None:
         """Anyone may yield to others; to go before them takes the operator's word."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pagewire.logs import LogFormat
 from pagewire_frontend.child_process import ChildProcess, describe_end
+from pagewire_frontend.service_output import ServiceOutput
 
 _START_POLL_S = 0.15
 _WATCH_POLL_S = 3.0
@@ -79,18 +81,20 @@ class Supervisor:
         *,
         ready_line: str,
         shutdown_timeout_s: float = 10.0,
+        log_format: LogFormat = "text",
     ) -> None:
         """
         Args:
             services: in the order in which they are started.
             ready_line: printed once when all of them are ready for the first time.
             shutdown_timeout_s: how long each may take to end before it is killed.
+            log_format: of what it prints.
         """
         self._services = list(services)
         self._ready_line = ready_line
         self._shutdown_timeout_s = shutdown_timeout_s
         self._states = {service.name: _State() for service in services}
-        self._width = max((len(service.name) for service in services), default=0)
+        self._output = ServiceOutput(log_format, [service.name for service in services])
         self._announced = False
         self._asked_to_stop_at = 0.0
         self._stopping = asyncio.Event()
@@ -127,13 +131,13 @@ class Supervisor:
         if self._stopping.is_set():
             if now - self._asked_to_stop_at < _ONE_REQUEST_S:
                 return
-            self._report("a second signal: killing what still runs")
+            self._output.report("a second signal: killing what still runs")
             for state in self._states.values():
                 if state.child is not None:
                     state.child.kill()
             return
         self._asked_to_stop_at = now
-        self._report(f"{signal.Signals(number).name}: shutting down")
+        self._output.report(f"{signal.Signals(number).name}: shutting down")
         self._stopping.set()
 
     async def _keep(self, service: Service) -> None:
@@ -165,9 +169,11 @@ class Supervisor:
     async def _pause(self, name: str, child: ChildProcess, status: int, failures: int) -> None:
         """Reports a crash and waits before the restart, longer after each failure in a row."""
         delay = min(_FIRST_BACKOFF_S * 2**failures, _LAST_BACKOFF_S)
-        self._report(f"{name} (pid {child.pid}) {describe_end(status)}; restart in {delay:g} s")
+        self._output.report(
+            f"{name} (pid {child.pid}) {describe_end(status)}; restart in {delay:g} s"
+        )
         for line in list(child.tail)[-5:]:
-            self._report(f"  its last words: {line}")
+            self._output.report(f"  its last words: {line}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay)
 
@@ -179,7 +185,7 @@ class Supervisor:
         state.was_ready.set()
         if state.crashed_at is not None:
             lapse = time.monotonic() - state.crashed_at
-            self._report(f"{service.name} is ready again after {lapse:.1f} s")
+            self._output.report(f"{service.name} is ready again after {lapse:.1f} s")
             state.crashed_at = None
         self._announce()
         silent_polls, answered_at = 0, time.monotonic()
@@ -193,14 +199,14 @@ class Supervisor:
                 silent_polls += 1
                 stalled_s = time.monotonic() - answered_at if silent_polls >= 3 else 0.0
             if stalled_s > service.stall_timeout_s:
-                self._report(f"{service.name} is stuck since {stalled_s:.0f} s: killing it")
+                self._output.report(f"{service.name} is stuck since {stalled_s:.0f} s: killing it")
                 child.kill()
                 return
 
     def _announce(self) -> None:
         if not self._announced and all(s.was_ready.is_set() for s in self._states.values()):
             self._announced = True
-            _print(self._ready_line, sys.stdout)
+            self._output.announce(self._ready_line)
 
     async def _stop_children(self) -> None:
         """Ends the children at once, but each only when those that lean on it have ended."""
@@ -222,21 +228,9 @@ class Supervisor:
         try:
             await asyncio.wait_for(child.wait(), self._shutdown_timeout_s)
         except TimeoutError:
-            self._report(f"{name} did not end in {self._shutdown_timeout_s:g} s: kill")
+            self._output.report(f"{name} did not end in {self._shutdown_timeout_s:g} s: kill")
             child.kill()
             await child.wait()
 
     def _writer(self, name: str) -> Callable[[str, bool], None]:
-        def write(line: str, is_error: bool) -> None:
-            _print(f"{name:<{self._width}} | {line}", sys.stderr if is_error else sys.stdout)
-
-        return write
-
-    def _report(self, text: str) -> None:
-        _print(f"pagewire: {text}", sys.stderr)
-
-
-def _print(line: str, stream: object) -> None:
-    # Whoever read our output may have gone: no reason to stop serving.
-    with contextlib.suppress(OSError, ValueError):
-        print(line, file=stream, flush=True)  # type: ignore[call-overload]  # sys.stdout's own type
+        return functools.partial(self._output.service_line, name)

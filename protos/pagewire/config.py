@@ -14,6 +14,8 @@ from pydantic import (
     field_validator,
 )
 
+from pagewire.logs import LogFormat
+
 # What one step computes at most, unless told otherwise, by kind of device.
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
 
@@ -161,8 +163,23 @@ class EngineConfig(BaseModel):
         gt=0,
         description="Seconds of silence after which a frontend counts as dead.",
     )
+    tls_cert: str | None = Field(
+        default=None,
+        description="PEM file of the control API's certificate, with those that lead to its "
+        "issuer: frontends then call it by TLS alone.",
+    )
+    tls_key: str | None = Field(
+        default=None, description="PEM file of the certificate's private key, without a password."
+    )
+    tls_client_ca: str | None = Field(
+        default=None,
+        description="PEM file of the issuers of the certificates that frontends must show (mTLS).",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages to log."
+    )
+    log_format: LogFormat = Field(
+        default="text", description="Lines for people, or one JSON object a line."
     )
 
     @field_validator("kv_cache_memory", "swap_space", mode="wrap")

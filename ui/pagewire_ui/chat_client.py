@@ -11,16 +11,12 @@ import grpc
 import grpc.aio
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
+from pagewire_ui.frontend_access import FrontendAccess
 
 # A page can't draw faster than people see; tokens that come meanwhile are shown together.
 _REDRAW_S = 0.04
 # Around a model's reasoning in the text; the page folds it away.
 REASONING_TAGS = ("<think>", "</think>")
-CHANNEL_OPTIONS = [
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.max_receive_message_length", 64 << 20),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +67,24 @@ class ChatProgress:
 class ChatClient:
     """Asks one frontend. Make it, and use it, in one event loop."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, access: FrontendAccess | None = None) -> None:
         """
         Args:
             target: HOST:PORT of the frontend's gRPC API. It need not be up yet.
+            access: key and certificates; None: neither.
         """
+        access = access or FrontendAccess()
         self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._metadata = access.metadata
+        self._channel = access.channel(target)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     async def model_name(self) -> str | None:
         """The name of the model that is served; None while the frontend does not serve."""
         try:
-            answer = await self._stub.ListModels(inference_pb2.ListModelsRequest(), timeout=3.0)
+            answer = await self._stub.ListModels(
+                inference_pb2.ListModelsRequest(), timeout=3.0, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError:
             return None
         return answer.models[0].id if answer.models else None
@@ -103,7 +104,7 @@ class ChatClient:
             for what server or network do wrong: that is in `reason` and `error`.
         """
         begun = time.monotonic()
-        call = self._stub.Chat(_request(messages, settings))
+        call = self._stub.Chat(_request(messages, settings), metadata=self._metadata)
         received: list[inference_pb2.ChatResponse] = []
         news = asyncio.Event()
         reader = asyncio.create_task(_read(call, received, news))

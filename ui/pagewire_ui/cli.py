@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 
+from pagewire.logs import configure_logging
 from pagewire.process_end import end_process
 from pagewire.settings import SettingsError, exit_with_error, parse_settings
 from pagewire_ui.config import UiConfig
@@ -28,18 +28,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     import asyncio
     import logging
 
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logging(config.log_level, config.log_format, _PROG)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         from pagewire_ui.server import PageServer
     except ImportError as error:
         exit_with_error(_PROG, f"{error}: pip install 'pagewire[ui]'", status=1)
-    server = PageServer(config)
     try:
+        server = PageServer(config)
         sockets = server.bind()
     except SettingsError as error:
         exit_with_error(_PROG, str(error))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from pagewire.logs import LogFormat
 from pagewire.settings import check_host_port
 
 
@@ -15,7 +16,29 @@ class UiConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     frontend: str = Field(
-        default="127.0.0.1:50051", description="HOST:PORT of the frontend's gRPC API."
+        default="127.0.0.1:50051",
+        description="HOST:PORT of the frontend's gRPC API, or unix: and the path of its socket.",
+    )
+    frontend_ca: str | None = Field(
+        default=None,
+        description="PEM file of the issuers of the frontend's certificate, which must name its "
+        "host: the frontend is then called by TLS.",
+    )
+    frontend_cert: str | None = Field(
+        default=None,
+        description="PEM file of the certificate to show a frontend that asks for one (mTLS).",
+    )
+    frontend_key: str | None = Field(
+        default=None, description="PEM file of the private key of frontend-cert."
+    )
+    api_key: SecretStr | None = Field(
+        default=None,
+        description="API key that the page shows its frontend. Others of the machine can read a "
+        "command line: better set PAGEWIRE_API_KEY.",
+    )
+    login: bool = Field(
+        default=False,
+        description="Ask those who open the page for an API key of the frontend.",
     )
     host: str = Field(
         default="localhost",
@@ -28,8 +51,11 @@ class UiConfig(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe messages to log; debug: each HTTP request too."
     )
+    log_format: LogFormat = Field(
+        default="text", description="Lines for people, or one JSON object a line."
+    )
 
     @field_validator("frontend")
     @classmethod
     def _check_frontend(cls, value: str) -> str:
-        return check_host_port(value)
+        return value if value.startswith("unix:/") else check_host_port(value)

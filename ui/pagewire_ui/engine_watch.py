@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 
 from pagewire.v1 import engine_pb2, operations_pb2_grpc
-from pagewire_ui.chat_client import CHANNEL_OPTIONS, explain
+from pagewire_ui.chat_client import explain
+from pagewire_ui.frontend_access import FrontendAccess
 
 _TIMEOUT_S = 5.0
 _INTERVAL_MS = 1000
@@ -41,13 +42,16 @@ class EngineWatch:
     One stream serves all visitors: in it a request keeps its number, and so its colour.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, access: FrontendAccess | None = None) -> None:
         """
         Args:
             target: HOST:PORT of the frontend's gRPC API. It need not be up yet.
+            access: key and certificates; None: neither.
         """
+        access = access or FrontendAccess()
         self._target = target
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._metadata = access.metadata
+        self._channel = access.channel(target)
         self._stub = operations_pb2_grpc.ObservabilityStub(self._channel)
         self._last = EngineSight()
         self._looked_at = 0.0
@@ -56,7 +60,9 @@ class EngineWatch:
 
     async def is_allowed(self) -> bool | None:
         """Whether the server lets clients watch; None while it does not answer."""
-        call = self._stub.WatchStats(engine_pb2.GetStatsRequest(), timeout=_TIMEOUT_S)
+        call = self._stub.WatchStats(
+            engine_pb2.GetStatsRequest(), timeout=_TIMEOUT_S, metadata=self._metadata
+        )
         try:
             async for _ in call:
                 return True
@@ -80,7 +86,7 @@ class EngineWatch:
     async def _follow(self) -> None:
         """Reads the stream until nobody has looked for a while."""
         request = engine_pb2.GetStatsRequest(interval_ms=_INTERVAL_MS, with_window=True)
-        call = self._stub.WatchStats(request)
+        call = self._stub.WatchStats(request, metadata=self._metadata)
         try:
             async for stats in call:
                 self._last = EngineSight(stats, allowed=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import fastapi
@@ -15,10 +15,12 @@ import uvicorn
 
 from pagewire.listening import listen
 from pagewire.settings import SettingsError
+from pagewire.tls import ClientTls
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.chat_page import ChatPage, css, theme
 from pagewire_ui.config import UiConfig
 from pagewire_ui.engine_watch import EngineWatch
+from pagewire_ui.frontend_access import FrontendAccess
 
 # Whatever Gradio's files or a model's answer ask for, the browser fetches from this server alone.
 _POLICY = (
@@ -28,10 +30,20 @@ _POLICY = (
 
 
 class PageServer:
-    """The chat page on a port."""
+    """The chat page on a port.
+
+    Raises:
+        SettingsError: its certificates can't be used.
+    """
 
     def __init__(self, config: UiConfig) -> None:
         self._config = config
+        self._access = FrontendAccess(
+            None if config.api_key is None else config.api_key.get_secret_value(),
+            ClientTls.from_settings(
+                "--frontend-", config.frontend_ca, config.frontend_cert, config.frontend_key
+            ),
+        )
         self.port = config.port
 
     def bind(self) -> list[socket.socket]:
@@ -49,11 +61,11 @@ class PageServer:
 
     async def run(self, sockets: list[socket.socket]) -> None:
         """Serves until SIGINT or SIGTERM."""
-        client = ChatClient(self._config.frontend)
-        watch = EngineWatch(self._config.frontend)
+        client = ChatClient(self._config.frontend, self._access)
+        watch = EngineWatch(self._config.frontend, self._access)
         server = _Server(
             uvicorn.Config(
-                make_app(client, watch),
+                make_app(client, watch, self._check_login if self._config.login else None),
                 log_level="info" if self._config.log_level == "debug" else "warning",
                 access_log=self._config.log_level == "debug",
                 # Browsers hold event streams open for as long as the page is shown.
@@ -74,9 +86,21 @@ class PageServer:
             await client.close()
             await watch.close()
 
+    async def _check_login(self, user: str, password: str) -> bool:
+        return await self._access.accepts(self._config.frontend, password)
 
-def make_app(client: ChatClient, watch: EngineWatch) -> Any:
-    """The ASGI application: the page, kept to this server by its content security policy."""
+
+def make_app(
+    client: ChatClient,
+    watch: EngineWatch,
+    check_login: Callable[[str, str], Awaitable[bool]] | None = None,
+) -> Any:
+    """The ASGI application: the page, kept to this server by its content security policy.
+
+    Args:
+        client, watch: what the page asks.
+        check_login: whether to let someone in, by name and password; None: the page is open.
+    """
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     mounted = gr.mount_gradio_app(
         app,
@@ -90,6 +114,8 @@ def make_app(client: ChatClient, watch: EngineWatch) -> Any:
         pwa=False,
         theme=theme(),
         css=css(),
+        auth=check_login,
+        auth_message="Any name will do; the password is an API key of this server.",
     )
     return _PolicyMiddleware(mounted)
 

@@ -15,6 +15,7 @@ from pagewire.conversion import (
 )
 from pagewire.errors import FailedPreconditionError, NotFoundError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason
+from pagewire.tls import ClientTls
 from pagewire.v1 import engine_pb2, engine_pb2_grpc, sampling_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.grpc_errors import typed_error
@@ -56,11 +57,16 @@ class ControlChannel:
 
     Args:
         target: HOST:PORT.
+        tls: None: the channel has none.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, tls: ClientTls | None = None) -> None:
         self.target = target
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._channel = (
+            grpc.aio.insecure_channel(target, options=_OPTIONS)
+            if tls is None
+            else grpc.aio.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
+        )
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
 
     @property

@@ -16,6 +16,7 @@ import zmq
 
 from pagewire.errors import InternalError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason
+from pagewire.tls import ClientTls
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.control import (
     ControlChannel,
@@ -42,10 +43,11 @@ class EngineLink:
     Args:
         target: HOST:PORT of the control API.
         failover_window_s: how long a request may be without an engine.
+        tls: of the control channel; None: it has none.
     """
 
-    def __init__(self, target: str, failover_window_s: float) -> None:
-        self.control = ControlChannel(target)
+    def __init__(self, target: str, failover_window_s: float, tls: ClientTls | None = None) -> None:
+        self.control = ControlChannel(target, tls)
         self.model_info: ModelInfo | None = None
         self._window_s = failover_window_s
         # The process's own, and never terminated: a client that was dropped without being closed

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
 from pagewire.errors import UnavailableError
+from pagewire.tls import ClientTls
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.control import CALL_TIMEOUT_S
@@ -59,10 +60,14 @@ class RemoteEngineClient:
         target: HOST:PORT of the engine's control API.
         failover_window_s: how long a request may be without an engine before it fails with
             UnavailableError.
+        tls: of the control channel; None: it has none.
     """
 
-    def __init__(self, target: str, *, failover_window_s: float = 120.0) -> None:
+    def __init__(
+        self, target: str, *, failover_window_s: float = 120.0, tls: ClientTls | None = None
+    ) -> None:
         self._target = target
+        self._tls = tls
         self._window_s = failover_window_s
         self._link: EngineLink | None = None
 
@@ -75,7 +80,7 @@ class RemoteEngineClient:
         if self._link is not None:
             return
         # Here and not earlier: the channel belongs to the running loop.
-        link = EngineLink(self._target, self._window_s)
+        link = EngineLink(self._target, self._window_s, self._tls)
         try:
             await link.start()
         except BaseException:

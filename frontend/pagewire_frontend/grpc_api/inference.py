@@ -16,6 +16,7 @@ from pagewire_frontend.chat_template import RenderedChat
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests
+from pagewire_frontend.grpc_api.access import authorization_of
 from pagewire_frontend.grpc_api.errors import answers_errors
 from pagewire_frontend.grpc_api.responses import (
     fill_choice,
@@ -27,7 +28,6 @@ from pagewire_frontend.grpc_api.responses import (
 from pagewire_frontend.grpc_api.streams import ResponseStream
 from pagewire_frontend.request_ids import check_request_id
 from pagewire_frontend.serving import Serving
-from pagewire_frontend.tenants import tenant_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -201,7 +201,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         generation_request = requests.generation_request(
             request, model, info.default_sampling_params, info.max_model_len
         )
-        return replace(generation_request, tenant=_tenant(context))
+        return replace(generation_request, tenant=self._tenant(context))
 
     async def _chat_request(
         self, request: inference_pb2.ChatRequest, context: Context
@@ -221,7 +221,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             prompt_token_ids=rendered.token_ids,
             sampling_params=params,
             add_special_tokens=False,
-            tenant=_tenant(context),
+            tenant=self._tenant(context),
             priority=request.priority,
             answer=self._serving.generation.answer_format(
                 rendered,
@@ -253,15 +253,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
                 return await asyncio.to_thread(render)
             return render()
 
+    def _tenant(self, context: Context) -> str:
+        return self._serving.access.tenant(authorization_of(context.invocation_metadata()))
+
     def _defaults(self) -> SamplingParams:
         return self._serving.generation.model_info.default_sampling_params
-
-
-def _tenant(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "authorization" and isinstance(value, str):
-            return tenant_of(value)
-    return ""
 
 
 def _default_true(

@@ -8,12 +8,14 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pagewire.tls import ServerTls
 from pagewire.v1 import (
     inference_pb2,
     inference_pb2_grpc,
     operations_pb2,
     operations_pb2_grpc,
 )
+from pagewire_frontend.grpc_api.access import AccessInterceptor
 from pagewire_frontend.grpc_api.inference import InferenceServicer
 from pagewire_frontend.grpc_api.operations import AdaptersServicer, ObservabilityServicer
 from pagewire_frontend.serving import Serving
@@ -52,7 +54,10 @@ class GrpcServer:
 
     def __init__(self, serving: Serving) -> None:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # behind an `if`
-        self._server = grpc.aio.server(options=_options(serving.config.max_request_bytes))
+        self._server = grpc.aio.server(
+            interceptors=[AccessInterceptor(serving.access)],
+            options=_options(serving.config.max_request_bytes),
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(serving), self._server)
         operations_pb2_grpc.add_AdaptersServicer_to_server(AdaptersServicer(), self._server)
         operations_pb2_grpc.add_ObservabilityServicer_to_server(
@@ -63,17 +68,36 @@ class GrpcServer:
         )
         reflection.enable_server_reflection(_SERVICES, self._server)
 
-    async def start(self, addresses: Sequence[str]) -> None:
-        """Binds each HOST:PORT and serves.
+    async def start(
+        self,
+        addresses: Sequence[str],
+        tls: ServerTls | None = None,
+        local_socket: str | None = None,
+    ) -> None:
+        """Binds and serves.
+
+        Args:
+            addresses: HOST:PORT each.
+            tls: what to speak there; None: no TLS.
+            local_socket: path of a Unix socket, which never has TLS.
 
         Raises:
             OSError: an address can't be bound.
         """
+        credentials = None if tls is None else tls.grpc_credentials()
         for address in addresses:
             try:
-                self._server.add_insecure_port(address)
+                if credentials is None:
+                    self._server.add_insecure_port(address)
+                else:
+                    self._server.add_secure_port(address, credentials)
             except RuntimeError as error:
                 raise OSError(f"--grpc-port: can't listen on {address}: {error}") from None
+        if local_socket is not None:
+            try:
+                self._server.add_insecure_port(f"unix:{local_socket}")
+            except RuntimeError as error:
+                raise OSError(f"--local-socket: can't listen on {local_socket}: {error}") from None
         await self.set_ready(False)
         await self._server.start()
 

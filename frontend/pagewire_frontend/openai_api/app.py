@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 import pagewire
 from pagewire_frontend.faults import as_pagewire_error
 from pagewire_frontend.openai_api import operations
+from pagewire_frontend.openai_api.access import AccessMiddleware
 from pagewire_frontend.openai_api.chat_completions import create_chat_completion
 from pagewire_frontend.openai_api.completions import create_completion
 from pagewire_frontend.openai_api.errors import error_body, error_response
@@ -96,7 +98,26 @@ def create_app(serving: Serving) -> ASGIApp:
     route("POST", "/tokenize", tokenize, TokenizeBody)
     route("POST", "/detokenize", detokenize, DetokenizeBody)
     route("GET", "/tokenizer_info", tokenizer_info, None)
-    return RequestIdMiddleware(BodyLimitMiddleware(app, serving.config.max_request_bytes))
+    return _protected(app, serving)
+
+
+def _protected(app: ASGIApp, serving: Serving) -> ASGIApp:
+    """The application behind its middleware, the outermost last."""
+    config = serving.config
+    app = BodyLimitMiddleware(app, config.max_request_bytes)
+    app = AccessMiddleware(app, serving.access, open_metrics=config.open_metrics)
+    app = RequestIdMiddleware(app)
+    if config.cors_origin:
+        # Outside: browsers ask beforehand, without a key, and must be able to read errors too.
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.cors_origin,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+            max_age=3600,
+        )
+    return app
 
 
 def _answering_errors(endpoint: Endpoint) -> Endpoint:

@@ -27,7 +27,6 @@ from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody
 from pagewire_frontend.serving import MeteredGeneration, Serving
-from pagewire_frontend.tenants import tenant_of
 from pagewire_frontend.tool_choice import tool_use
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
@@ -86,7 +85,7 @@ async def _generation_request(
         prompt_token_ids=rendered.token_ids,
         sampling_params=params,
         add_special_tokens=False,
-        tenant=tenant_of(request.headers.get("authorization")),
+        tenant=request.state.tenant,
         priority=body.priority or 0,
         answer=generation.answer_format(
             rendered,

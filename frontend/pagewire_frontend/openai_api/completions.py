@@ -33,7 +33,6 @@ from pagewire_frontend.openai_api.event_stream import (
 from pagewire_frontend.openai_api.logprobs import CompletionLogprobs
 from pagewire_frontend.openai_api.requests import CompletionBody
 from pagewire_frontend.serving import MeteredGeneration, Serving, total_usage
-from pagewire_frontend.tenants import tenant_of
 
 
 async def create_completion(serving: Serving, request: Request) -> Response:
@@ -45,8 +44,9 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     streams = body.streams
     names = {"prompt_token_ids": "prompt"} | body.field_names
-    tenant = tenant_of(request.headers.get("authorization"))
-    make_requests = partial(_generation_requests, serving, body, request.state.request_id, tenant)
+    make_requests = partial(
+        _generation_requests, serving, body, request.state.request_id, request.state.tenant
+    )
     with renaming(names):
         if len(await request.body()) > LONG_BODY:
             requests = await asyncio.to_thread(make_requests)

@@ -75,4 +75,6 @@ def error_response(error: PagewireError) -> Response:
         headers["x-should-retry"] = "false"
     if status == 413:
         headers["connection"] = "close"
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
     return Response(describe(error), status, headers, media_type="application/json")

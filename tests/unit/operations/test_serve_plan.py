@@ -28,7 +28,11 @@ def settings(*argv: str, environ: dict[str, str] | None = None) -> ServeOnlySett
 
 
 def plan(*argv: str) -> ServePlan:
-    return make_plan(settings("--http-port=0", "--grpc-port=0", *argv), lambda: "/cache/model.gguf")
+    return make_plan(
+        settings("--http-port=0", "--grpc-port=0", *argv),
+        lambda: "/cache/model.gguf",
+        lambda: "/private",
+    )
 
 
 def flags(service: Service) -> list[str]:
@@ -92,7 +96,9 @@ def test_one_port_for_two_servers_is_refused(free_port: object) -> None:
     port = free_port()  # type: ignore[operator]  # the fixture's function
     with pytest.raises(SettingsError, match="--grpc-port and --ui-port are both"):
         make_plan(
-            settings("m", "--http-port=0", f"--grpc-port={port}", f"--ui-port={port}"), lambda: ""
+            settings("m", "--http-port=0", f"--grpc-port={port}", f"--ui-port={port}"),
+            lambda: "",
+            lambda: "",
         )
 
 

@@ -96,7 +96,7 @@ def test_serve_hands_it_to_its_engine(field: str, text: str, value: Any) -> None
         description="",
         environ={},
     )
-    engine, _ = make_services(make_plan(settings, lambda: "m"))[:2]
+    engine, _ = make_services(make_plan(settings, lambda: "m", lambda: "/private"))[:2]
     command = list(engine.command)
     assert getattr(parse(*command[command.index("-m") + 2 :]), field) == value
 

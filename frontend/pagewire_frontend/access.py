@@ -1,0 +1,45 @@
+"""Who may ask, and how often: what the HTTP and the gRPC API both enforce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagewire_frontend.api_keys import ApiKeys
+from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.request_limits import RequestLimits
+
+
+class Access:
+    """Keys and limits of one frontend process.
+
+    Raises:
+        SettingsError: the keys can't be used.
+    """
+
+    def __init__(self, config: FrontendConfig) -> None:
+        given = "" if config.api_key is None else config.api_key.get_secret_value()
+        self.keys = ApiKeys(
+            given.split(",") if given else (),
+            None if config.api_key_file is None else Path(config.api_key_file),
+        )
+        self._limits = RequestLimits(config.max_requests_per_minute, config.max_concurrent_requests)
+
+    def tenant(self, authorization: str | None) -> str:
+        """See `ApiKeys.tenant`."""
+        return self.keys.tenant(authorization)
+
+    def enter(self, tenant: str) -> None:
+        """A request begins; `leave` when it has ended.
+
+        Raises:
+            ResourceExhaustedError: it is one too many.
+        """
+        self._limits.enter(self._limited(tenant))
+
+    def leave(self, tenant: str) -> None:
+        """A request that had entered has ended."""
+        self._limits.leave(self._limited(tenant))
+
+    def _limited(self, tenant: str) -> str:
+        # A name that nobody has checked could be another one each time.
+        return tenant if self.keys.required else ""

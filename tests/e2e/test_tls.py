@@ -1,0 +1,185 @@
+"""TLS and mTLS at both ports of the frontend, and between frontend and engine, with certificates of
+an issuer of the test's own."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import trustme
+
+from pagewire.errors import UnavailableError
+from pagewire.settings import SettingsError
+from pagewire.tls import ClientTls, ServerTls
+from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire_engine.errors import StartupError
+from pagewire_engine.service import check_addresses
+from pagewire_frontend.engine_client.remote import RemoteEngineClient
+from tests.e2e.wire_peer import collect, request
+from tests.fakes.fake_engine import FakeEngine, fake_config
+from tests.fakes.fake_engine_client import FakeEngineClient
+from tests.fakes.frontend import running_frontend
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Paths of a certificate and its key."""
+
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Files:
+    """An issuer, a server's pair, a client's, and an issuer that nobody trusts."""
+
+    ca: str
+    server: Pair
+    client: Pair
+    other_ca: str
+    other_client: Pair
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def issuer(name: str) -> tuple[trustme.CA, str]:
+        ca = trustme.CA()
+        ca.cert_pem.write_to_path(folder / name)
+        return ca, str(folder / name)
+
+    def pair(ca: trustme.CA, name: str, *identities: str) -> Pair:
+        issued = ca.issue_cert(*identities)
+        cert, key = folder / f"{name}.crt", folder / f"{name}.key"
+        for part in issued.cert_chain_pems:
+            part.write_to_path(cert, append=True)
+        issued.private_key_pem.write_to_path(key)
+        return Pair(str(cert), str(key))
+
+    ca, ca_path = issuer("ca.crt")
+    other, other_path = issuer("other.crt")
+    return Files(
+        ca=ca_path,
+        server=pair(ca, "server", "localhost", "127.0.0.1"),
+        client=pair(ca, "client", "client@example.org"),
+        other_ca=other_path,
+        other_client=pair(other, "other-client", "client@example.org"),
+    )
+
+
+def http_context(ca: str, pair: Pair | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca)
+    if pair is not None:
+        context.load_cert_chain(pair.cert, pair.key)
+    return context
+
+
+async def http_status(port: int, context: ssl.SSLContext) -> int:
+    async with httpx.AsyncClient(verify=context) as http:
+        return (await http.get(f"https://127.0.0.1:{port}/v1/models")).status_code
+
+
+async def grpc_code(target: str, ca: str | None, pair: Pair | None = None) -> grpc.StatusCode:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if ca is None:
+        channel = grpc.aio.insecure_channel(target, options=options)
+    else:
+        tls = ClientTls(Path(ca), *((Path(pair.cert), Path(pair.key)) if pair else (None, None)))
+        channel = grpc.aio.secure_channel(target, tls.grpc_credentials(), options=options)
+    async with channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        try:
+            await stub.ListModels(inference_pb2.ListModelsRequest())
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_both_ports_speak_tls_and_nothing_else(files: Files) -> None:
+    async with running_frontend(
+        FakeEngineClient(), tls_cert=files.server.cert, tls_key=files.server.key
+    ) as server:
+        target = f"127.0.0.1:{server.grpc_port}"
+        assert await http_status(server.http_port, http_context(files.ca)) == 200
+        assert await grpc_code(target, files.ca) == grpc.StatusCode.OK
+        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+            await http_status(server.http_port, http_context(files.other_ca))
+        assert await grpc_code(target, files.other_ca) == grpc.StatusCode.UNAVAILABLE
+        assert await grpc_code(target, None) == grpc.StatusCode.UNAVAILABLE
+        async with httpx.AsyncClient() as http:
+            with pytest.raises(httpx.TransportError):
+                await http.get(f"http://127.0.0.1:{server.http_port}/health")
+
+
+async def test_with_an_issuer_of_clients_none_gets_in_without_a_certificate(
+    files: Files, tmp_path: Path
+) -> None:
+    socket = tmp_path / "local"
+    async with running_frontend(
+        FakeEngineClient(),
+        tls_cert=files.server.cert,
+        tls_key=files.server.key,
+        tls_client_ca=files.ca,
+        local_socket=str(socket),
+    ) as server:
+        target = f"127.0.0.1:{server.grpc_port}"
+        assert await http_status(server.http_port, http_context(files.ca, files.client)) == 200
+        assert await grpc_code(target, files.ca, files.client) == grpc.StatusCode.OK
+        for pair in (None, files.other_client):
+            with pytest.raises(httpx.TransportError):
+                await http_status(server.http_port, http_context(files.ca, pair))
+            assert await grpc_code(target, files.ca, pair) == grpc.StatusCode.UNAVAILABLE
+        # Those of this machine that may open the socket need none.
+        assert await grpc_code(f"unix:{socket}", None) == grpc.StatusCode.OK
+
+
+async def test_a_frontend_reaches_its_engine_by_mtls(files: Files) -> None:
+    config = fake_config(
+        tls_cert=files.server.cert, tls_key=files.server.key, tls_client_ca=files.ca
+    )
+    with FakeEngine(config) as engine:
+        tls = ClientTls.from_settings("--engine-", files.ca, files.client.cert, files.client.key)
+        client = RemoteEngineClient(engine.target, tls=tls)
+        await client.start()
+        try:
+            collected = await collect(await client.submit(request("r", max_tokens=4)))
+            assert len(collected.token_ids[0]) == 4
+        finally:
+            await client.close()
+        for wrong in (None, ClientTls(Path(files.ca)), ClientTls(Path(files.other_ca))):
+            stranger = RemoteEngineClient(engine.target, failover_window_s=0.3, tls=wrong)
+            with pytest.raises(UnavailableError):
+                await stranger.start()
+            await stranger.close()
+
+
+def test_files_that_cant_be_used_are_named(files: Files, tmp_path: Path) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_text("-----BEGIN CERTIFICATE-----\nno\n")
+    server, nowhere = files.server, str(tmp_path / "nowhere.pem")
+    for arguments, wrong in [
+        ((server.cert, None, None), "--tls-key"),
+        ((None, None, files.ca), "--tls-cert"),
+        ((nowhere, server.key, None), "--tls-cert: can't read"),
+        ((server.cert, nowhere, None), "--tls-key: can't read"),
+        ((server.cert, files.client.key, None), "its private key"),
+        ((str(junk), server.key, None), "PEM"),
+        ((server.cert, server.key, str(junk)), "--tls-client-ca"),
+    ]:
+        with pytest.raises(SettingsError, match=wrong):
+            ServerTls.from_settings(*arguments)
+    for arguments, wrong in [
+        ((None, server.cert, server.key), "--engine-ca"),
+        ((files.ca, server.cert, None), "--engine-key"),
+        ((str(junk), None, None), "--engine-ca"),
+        ((nowhere, None, None), "--engine-ca: can't read"),
+    ]:
+        with pytest.raises(SettingsError, match=wrong):
+            ClientTls.from_settings("--engine-", *arguments)
+    with pytest.raises(StartupError, match="--tls-cert: can't read"):
+        check_addresses(fake_config(tls_cert=nowhere, tls_key=server.key))
