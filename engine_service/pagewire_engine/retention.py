@@ -104,11 +104,12 @@ class SequenceLog:
         stream: the session's number for the request.
         sequence: index within the request.
         first: tokens the frontend has already, from an earlier life of the request.
-        before_end: what must have been sent before the end is told.
+        before: what must have been sent before: who reads a token takes the prompt's log
+            probabilities to be whole.
     """
 
     __slots__ = (
-        "before_end",
+        "before",
         "cursor",
         "end",
         "first",
@@ -121,9 +122,9 @@ class SequenceLog:
     )
 
     def __init__(
-        self, stream: int, sequence: int, first: int, before_end: Sequence[Retained] = ()
+        self, stream: int, sequence: int, first: int, before: Sequence[Retained] = ()
     ) -> None:
-        self.before_end = before_end
+        self.before = before
         self.stream = stream
         self.sequence = sequence
         self.first = first
@@ -161,6 +162,9 @@ class SequenceLog:
         return self.cursor < stop or (self.cursor == stop and self.end is not None)
 
     def write(self, frame: FrameColumns) -> int:
+        if any(item.pending for item in self.before):
+            frame.deferred = True
+            return self.cursor
         done = self.cursor - self.first
         count = len(self.tokens) - done
         if count > 0:
@@ -187,11 +191,8 @@ class SequenceLog:
                     fill_position(entry.positions.add(), position)
             self.cursor += count
         if self.end is not None and self.cursor == self.first + len(self.tokens):
-            if any(item.pending for item in self.before_end):
-                frame.deferred = True
-            else:
-                self._write_end(frame, self.end)
-                self.cursor += 1
+            self._write_end(frame, self.end)
+            self.cursor += 1
         return self.cursor
 
     def _write_end(self, frame: FrameColumns, end: SequenceOutput) -> None:

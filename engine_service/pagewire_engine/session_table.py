@@ -206,6 +206,11 @@ class SessionTable:
     def route(self, outputs: StepOutputs) -> None:
         """Gives a step's outputs to the streams they belong to."""
         routes = self._routes
+        # First: a step may tell of a prompt and of the only token that comes after it.
+        for prompt in outputs.prompt_logprobs:
+            stream = routes.get(prompt.request_id)
+            if stream is not None:
+                stream.session.record_prompt(stream, prompt)
         for output in outputs.sequences:
             stream = routes.get(output.request_id)
             if stream is None:
@@ -215,10 +220,6 @@ class SessionTable:
                     self._end(stream)
             except Exception as error:
                 self._fail_broken(stream, error)
-        for prompt in outputs.prompt_logprobs:
-            stream = routes.get(prompt.request_id)
-            if stream is not None:
-                stream.session.record_prompt(stream, prompt)
         for failure in outputs.failures:
             stream = routes.get(failure.request_id)
             if stream is not None:

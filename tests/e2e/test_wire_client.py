@@ -240,6 +240,17 @@ async def test_logprobs_come_with_their_tokens(reached: Reached) -> None:
     assert got.finished[0].cumulative_logprob == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2])
+async def test_prompt_logprobs_are_whole_though_the_first_token_is_the_last(
+    reached: Reached, max_tokens: int
+) -> None:
+    prompt = tuple(range(1, 50))
+    params = {"prompt_logprobs": 1, "max_tokens": max_tokens}
+    got = await collect(await reached.client.submit(request(prompt=prompt, **params)))
+    assert [p.token.token_id for p in got.prompt_logprobs] == list(prompt[1:])
+    assert len(got.token_ids[0]) == max_tokens
+
+
 async def test_a_stop_token_is_named(reached: Reached) -> None:
     free = await collect(await reached.client.submit(request(max_tokens=8)))
     stop = free.token_ids[0][3]

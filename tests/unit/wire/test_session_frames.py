@@ -8,7 +8,7 @@ import pytest
 
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.v1.token_deltas_pb2 import StepDeltas
-from pagewire_engine.outputs import SequenceOutput
+from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
 from pagewire_engine.retention import MAX_FRAME_BYTES
 from pagewire_engine.sessions import ACK_TIMEOUT_S, WINDOW, Session, Stream, StreamNumbers
 
@@ -78,6 +78,29 @@ def test_the_times_before_the_first_token_go_with_it_until_it_is_acknowledged() 
     owner.acknowledge(3, 0.0)
     tokens(owner, stream, 2, [3])
     assert not take(owner).started
+
+
+def test_a_long_prompts_log_probabilities_come_before_its_first_token() -> None:
+    """Who reads a token takes them to be whole; they fill more than a frame here."""
+    owner = session()
+    stream = open_stream(owner)
+    other = open_stream(owner, 2)
+    position = PositionLogprobs(TokenLogprob(1, -1.0, 1), [])
+    num_positions = MAX_FRAME_BYTES // 16 * 2 + 5
+    owner.record_prompt(stream, PromptLogprobsOutput("r", 1, [position] * num_positions))
+    tokens(owner, stream, 0, [7], end=True)
+    tokens(owner, other, 0, [8])
+    told = 0
+    seen: list[int] = []
+    while owner.can_send(0.0):
+        frame = take(owner)
+        told += sum(len(entry.positions) for entry in frame.prompt_logprobs)
+        seen += frame.token_id
+        if 7 in frame.token_id:
+            assert told == num_positions
+            assert len(frame.finished) == 1
+    assert sorted(seen) == [7, 8]
+    assert told == num_positions
 
 
 def test_acknowledged_tokens_are_forgotten() -> None:
