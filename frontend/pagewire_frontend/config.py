@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_validator
 
 from pagewire.logs import LogFormat
 from pagewire.settings import check_host_port
@@ -92,6 +92,13 @@ class FrontendConfig(BaseModel):
         description="Requests of each tenant (without API keys: of all clients together) that may "
         "be under way in a frontend; beyond it HTTP 429 or RESOURCE_EXHAUSTED. Default: any "
         "number.",
+    )
+    response_store: ByteSize = Field(
+        default=ByteSize(0),
+        ge=0,
+        description="Memory for answers of /v1/responses, such as 64MiB, so that clients can read "
+        "them again and go on from them (previous_response_id); the oldest are forgotten first. "
+        "Default: 0, none are kept.",
     )
     cors_origin: tuple[str, ...] = Field(
         default=(),

@@ -27,6 +27,9 @@ from pagewire_frontend.openai_api.requests import (
     DetokenizeBody,
     TokenizeBody,
 )
+from pagewire_frontend.openai_api.response_input import ResponsesBody
+from pagewire_frontend.openai_api.response_store import ResponseStore
+from pagewire_frontend.openai_api.responses import ResponsesApi
 from pagewire_frontend.serving import Serving
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -87,12 +90,18 @@ def create_app(serving: Serving) -> ASGIApp:
     async def tokenizer_info(request: Request) -> Response:
         return operations.tokenizer_info(serving)
 
+    responses = ResponsesApi(serving, ResponseStore(int(serving.config.response_store)))
+    route("POST", "/v1/responses", responses.create, ResponsesBody)
+    route("GET", "/v1/responses/{response_id}", responses.get, None)
+    route("GET", "/v1/responses/{response_id}/input_items", responses.input_items, None)
+    route("DELETE", "/v1/responses/{response_id}", responses.delete, None)
     route("POST", "/v1/chat/completions", chat_completions, ChatBody)
     route("POST", "/v1/completions", completions, CompletionBody)
     route("GET", "/v1/models", models, None)
     route("GET", "/v1/models/{name:path}", model, None)
     route("GET", "/health", health, None)
     route("GET", "/health/live", live, None)
+    route("GET", "/ping", health, None)
     route("GET", "/metrics", metrics, None)
     route("GET", "/version", version, None)
     route("POST", "/tokenize", tokenize, TokenizeBody)

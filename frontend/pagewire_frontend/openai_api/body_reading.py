@@ -19,13 +19,13 @@ from pagewire.sampling_params import (
 )
 from pagewire.structured_output import MAX_CHOICES
 from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
-from pagewire_frontend.openai_api.requests import ChatBody
 from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 
 MAX_DOCUMENTS = 10_000
 # Looking at each of many items would hold up all streams: these are counted first.
 _MOST_ITEMS = {
     "messages": MAX_MESSAGES,
+    "input": MAX_MESSAGES,
     "tools": MAX_TOOLS,
     "documents": MAX_DOCUMENTS,
     "stop": MAX_STOP_STRINGS,
@@ -72,10 +72,19 @@ def _checked(content: bytes, body_class: type[BodyT]) -> BodyT:
     data = _parse_json(content)
     if not isinstance(data, dict):
         raise InvalidArgumentError("", "the body must be a JSON object")
+    return validated(data, body_class)
+
+
+def validated(data: dict[str, Any], body_class: type[BodyT]) -> BodyT:
+    """The body that a JSON object makes.
+
+    Raises:
+        InvalidArgumentError: a field is wrong or not served.
+    """
     for name, most in _MOST_ITEMS.items():
         if isinstance(value := data.get(name), list | dict):
             check_count(name, value, most)
-    refuse_unsupported(data, is_chat=body_class is ChatBody)
+    refuse_unsupported(data, getattr(body_class, "refused", {}))
     try:
         return body_class.model_validate(data)
     except ValidationError as error:

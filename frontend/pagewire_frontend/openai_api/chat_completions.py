@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -14,6 +13,7 @@ from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.body_reading import read_body
+from pagewire_frontend.openai_api.chat_request import chat_request
 from pagewire_frontend.openai_api.chunks import (
     FINISH_NAMES,
     ChunkFormat,
@@ -27,7 +27,6 @@ from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody
 from pagewire_frontend.serving import MeteredGeneration, Serving
-from pagewire_frontend.tool_choice import tool_use
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
 _LONG_BODY = 20_000
@@ -45,7 +44,7 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
     if body.max_completion_tokens is not None and body.max_tokens is None:
         names["max_tokens"] = "max_completion_tokens"
     with renaming(names):
-        generation_request = await _generation_request(serving, request, body)
+        generation_request = await chat_request(serving, request, body)
     generation = await serving.start(generation_request, names)
     reply = _ChatReply(generation, generation_request, body)
     if streams:
@@ -57,44 +56,6 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
     finally:
         await generation.aclose()
     return Response(whole, media_type="application/json")
-
-
-async def _generation_request(
-    serving: Serving, request: Request, body: ChatBody
-) -> GenerationRequest:
-    generation = serving.generation
-    model = generation.check_model(body.model or "")
-    params = body.chat_sampling_params(generation.model_info.default_sampling_params)
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    arguments: dict[str, Any] = {
-        "tools": use.tools,
-        "documents": body.documents,
-        "reasoning_effort": body.reasoning_effort,
-        "chat_template": body.chat_template,
-        "chat_template_kwargs": body.chat_template_kwargs,
-        "add_generation_prompt": body.add_generation_prompt,
-        "continue_final_message": bool(body.continue_final_message),
-    }
-    if len(await request.body()) > _LONG_BODY:
-        rendered = await asyncio.to_thread(generation.render_chat, body.messages, **arguments)
-    else:
-        rendered = generation.render_chat(body.messages, **arguments)
-    return GenerationRequest(
-        request_id=request.state.request_id,
-        model=model,
-        prompt_token_ids=rendered.token_ids,
-        sampling_params=params,
-        add_special_tokens=False,
-        tenant=request.state.tenant,
-        priority=body.priority or 0,
-        answer=generation.answer_format(
-            rendered,
-            use,
-            include_reasoning=body.include_reasoning is not False,
-            thinking_token_budget=body.thinking_token_budget,
-            constrained=params.structured_output is not None,
-        ),
-    )
 
 
 class _ChatReply:

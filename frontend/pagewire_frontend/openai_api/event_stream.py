@@ -26,7 +26,8 @@ _HEADERS = [
 
 
 class EventStream(Response):
-    """Runs the writers side by side, each emitting whole events, and closes with `[DONE]`.
+    """Runs the writers side by side, each emitting whole events, and closes with `[DONE]`, or what
+    else stands for it.
 
     The status line waits for the first event, so that an error before it still gets its own status.
     A client that leaves ends the writers.
@@ -36,6 +37,7 @@ class EventStream(Response):
         closing: the events before `[DONE]`, made once all writers are done.
         cleanup: awaited at the end, however it comes: aborts what still runs.
         keepalive_s: seconds of silence before a comment is sent.
+        done: the last event.
     """
 
     def __init__(
@@ -44,12 +46,15 @@ class EventStream(Response):
         closing: Callable[[], bytes],
         cleanup: Callable[[], Awaitable[None]],
         keepalive_s: float,
+        *,
+        done: bytes = DONE,
     ) -> None:
         super().__init__()
         self._writers = writers
         self._closing = closing
         self._cleanup = cleanup
         self._keepalive_s = keepalive_s
+        self._done = done
         self._started = False
         self._sent_at = 0.0
         self._now = asyncio.get_running_loop().time
@@ -79,15 +84,16 @@ class EventStream(Response):
     async def _produce(self, scope: Scope, receive: Receive) -> None:
         try:
             await run_all([writer(self._emit) for writer in self._writers])
-            last = self._closing() + DONE
+            last = self._closing() + self._done
         except Exception as exception:
             error = as_pagewire_error(exception)
             if not self._started:
                 self._started = True
                 await error_response(error)(scope, receive, self._send)
                 return
-            last = b"data: " + describe(error) + b"\n\n" + DONE
-        await self._emit(last)
+            last = b"data: " + describe(error) + b"\n\n" + self._done
+        if last:
+            await self._emit(last)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _attend(self, receive: Receive) -> None:

@@ -6,7 +6,7 @@ ignored, since clients send many; fields that are known and not served are refus
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,12 +14,15 @@ from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams, check_count
 from pagewire_frontend.openai_api.field_types import Integers, Objects
 from pagewire_frontend.openai_api.sampling_body import SamplingBody
+from pagewire_frontend.openai_api.unsupported import IN_CHATS, IN_COMPLETIONS, Refused
 
 MAX_PROMPTS = 1024
 
 
 class CompletionBody(SamplingBody):
     """`POST /v1/completions`."""
+
+    refused: ClassVar[Refused] = IN_COMPLETIONS
 
     # Checked in `prompts`: pydantic's union would collect an error for each of 100,000 token ids.
     prompt: Any
@@ -79,6 +82,8 @@ class CompletionBody(SamplingBody):
 
 class ChatBody(SamplingBody):
     """`POST /v1/chat/completions`."""
+
+    refused: ClassVar[Refused] = IN_CHATS
 
     messages: Objects
     max_completion_tokens: int | None = None

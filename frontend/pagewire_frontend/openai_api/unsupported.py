@@ -8,9 +8,10 @@ from typing import Any
 
 from pagewire.errors import InvalidArgumentError
 
-# For each field, the values that ask for nothing. None and absence always do.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    # Both endpoints.
+Refused = Mapping[str, tuple[Any, ...]]
+"""For each field, the values that ask for nothing. None and absence always do."""
+
+IN_CHATS: Refused = {
     "guided_whitespace_pattern": (),
     "structural_tag": (),
     "bad_words": ([],),
@@ -24,10 +25,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
     "return_tokens_as_token_ids": (False,),
-    # Completions.
     "suffix": ("",),
     "prompt_embeds": (),
-    # Chat.
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -38,12 +37,37 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "mm_processor_kwargs": ({},),
 }
-# Of chats only.
-_NEUTRAL_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
+IN_COMPLETIONS: Refused = {
+    **IN_CHATS,
+    # What only chats have.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "documents": ([],),
     "thinking_token_budget": (),
+}
+IN_RESPONSES: Refused = {
+    **{name: values for name, values in IN_CHATS.items() if name not in ("store", "verbosity")},
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "max_tool_calls": (),
+    "context_management": ([],),
+    "messages": (),
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "response_format": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "return_token_ids": (False,),
+    "documents": ([],),
 }
 _HINTS = {
     "functions": "use tools, its newer name",
@@ -51,13 +75,17 @@ _HINTS = {
     "tools": "use /v1/chat/completions",
     "tool_choice": "use /v1/chat/completions",
     "documents": "use /v1/chat/completions",
+    "messages": "use input",
+    "max_tokens": "use max_output_tokens",
+    "max_completion_tokens": "use max_output_tokens",
+    "response_format": "use text.format",
     "prompt_logprobs": "use echo with logprobs on /v1/completions, or the gRPC API",
 }
 
 
-def refuse_unsupported(body: Mapping[str, Any], *, is_chat: bool) -> None:
+def refuse_unsupported(body: Mapping[str, Any], refused: Refused) -> None:
     """Raises InvalidArgumentError for the first field that asks for what is not served."""
-    for name, neutral in (_NEUTRAL if is_chat else _NEUTRAL | _NEUTRAL_IN_COMPLETIONS).items():
+    for name, neutral in refused.items():
         value = body.get(name)
         if value is not None and value not in neutral:
             raise InvalidArgumentError(name, f"is not supported by this server{_hint(name)}")

@@ -1,0 +1,62 @@
+"""From a chat's body to the request that generation takes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+
+from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.openai_api.requests import ChatBody
+from pagewire_frontend.serving import Serving
+from pagewire_frontend.tool_choice import tool_use
+
+# Rendering or tokenising more than this many bytes would hold up other streams.
+_LONG_BODY = 20_000
+
+
+async def chat_request(serving: Serving, request: Request, body: ChatBody) -> GenerationRequest:
+    """Renders the conversation.
+
+    Args:
+        serving: the engine.
+        request: whose length says whether that takes a thread, and whose it is.
+        body: the chat.
+
+    Raises:
+        PagewireError: something in it can't be served.
+    """
+    generation = serving.generation
+    model = generation.check_model(body.model or "")
+    params = body.chat_sampling_params(generation.model_info.default_sampling_params)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    arguments: dict[str, Any] = {
+        "tools": use.tools,
+        "documents": body.documents,
+        "reasoning_effort": body.reasoning_effort,
+        "chat_template": body.chat_template,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": bool(body.continue_final_message),
+    }
+    if len(await request.body()) > _LONG_BODY:
+        rendered = await asyncio.to_thread(generation.render_chat, body.messages, **arguments)
+    else:
+        rendered = generation.render_chat(body.messages, **arguments)
+    return GenerationRequest(
+        request_id=request.state.request_id,
+        model=model,
+        prompt_token_ids=rendered.token_ids,
+        sampling_params=params,
+        add_special_tokens=False,
+        tenant=request.state.tenant,
+        priority=body.priority or 0,
+        answer=generation.answer_format(
+            rendered,
+            use,
+            include_reasoning=body.include_reasoning is not False,
+            thinking_token_budget=body.thinking_token_budget,
+            constrained=params.structured_output is not None,
+        ),
+    )
