@@ -23,6 +23,7 @@ class NewSequence:
         prompt_token_ids: the prompt.
         output_token_ids: what it has produced so far.
         sampling_params: the request's.
+        adapter: the engine's number for the LoRA that it runs with; 0: none.
     """
 
     sequence_id: int
@@ -31,6 +32,7 @@ class NewSequence:
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     sampling_params: SamplingParams
+    adapter: int = 0
 
 
 @dataclass(slots=True)  # one a sequence and step: frozen, it would take four times as long to make

@@ -6,6 +6,7 @@ and so are GPT-2's `vocab.json` and `merges.txt`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pagewire.config import EngineConfig
@@ -25,6 +26,7 @@ _PASSED_ON = (
     "generation_config.json",
 )
 _TEMPLATE_FOLDER = "additional_chat_templates"
+_MOST_TEMPLATES = 64
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt")
 _TEKKEN = "tekken.json"
 
@@ -63,7 +65,7 @@ def load_tokenizer_files(model_dir: Path, gguf: Path | None, *, mode: str) -> di
     Raises:
         InvalidArgumentError: nothing here makes a tokenizer; the message says what would.
     """
-    files = _read_folder(model_dir)
+    files = read_tokenizer_folder(model_dir, lambda name: _read(model_dir / name))
     if "tokenizer.json" in files:
         return files
     if mode == "fast":
@@ -82,11 +84,22 @@ def load_tokenizer_files(model_dir: Path, gguf: Path | None, *, mode: str) -> di
     raise InvalidArgumentError("tokenizer", _what_is_missing(model_dir))
 
 
-def _read_folder(folder: Path) -> dict[str, bytes]:
-    files = {name: (folder / name).read_bytes() for name in _PASSED_ON if (folder / name).is_file()}
-    for template in sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja")):
-        files[f"{_TEMPLATE_FOLDER}/{template.name}"] = template.read_bytes()
-    return files
+def read_tokenizer_folder(folder: Path, read: Callable[[str], bytes | None]) -> dict[str, bytes]:
+    """What a folder holds of a tokenizer's files.
+
+    Args:
+        folder: where they are.
+        read: a file's content by its name within the folder; None where there is none.
+    """
+    names = [*_PASSED_ON]
+    templates = sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja"))[:_MOST_TEMPLATES]
+    names += [f"{_TEMPLATE_FOLDER}/{template.name}" for template in templates]
+    contents = ((name, read(name)) for name in names)
+    return {name: content for name, content in contents if content is not None}
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _only(files: dict[str, bytes], name: str) -> dict[str, bytes]:

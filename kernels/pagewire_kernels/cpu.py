@@ -35,6 +35,8 @@ _SIGNATURES = {
     "pagewire_rotate": [_POINTER] * 4 + [_INT] * 6,
     "pagewire_silu_and_mul": [_POINTER] * 2 + [_INT] * 4,
     "pagewire_decoder": [_POINTER] * 4,
+    "pagewire_lora_add": [_POINTER] * 4 + [_INT] * 4,
+    "pagewire_lora_add_embedded": [_POINTER] * 4 + [_INT] * 3,
 }
 
 

@@ -9,8 +9,10 @@ import torch
 
 from pagewire_kernels.attention import AttentionMetadata
 from pagewire_kernels.cpu import DTYPES
+from pagewire_kernels.cpu_lora import CpuTable, LoraLinearPointers, check_slots
 from pagewire_kernels.cpu_weights import PackedWeight
 from pagewire_kernels.decoder import DecoderLayer, DecoderShape
+from pagewire_kernels.lora import LoraRows, LoraTable
 
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
@@ -70,6 +72,17 @@ class _Step(ctypes.Structure):
         ("block_size", _INT),
         ("cache_dtype", _INT),
         ("num_threads", _INT),
+        ("adapters", _POINTER),
+        ("adapter_slots", _POINTER),
+    ]
+
+
+class _Adapters(ctypes.Structure):
+    _fields_ = [
+        ("qkv", LoraLinearPointers),
+        ("output", LoraLinearPointers),
+        ("gate_up", LoraLinearPointers),
+        ("down", LoraLinearPointers),
     ]
 
 
@@ -93,6 +106,9 @@ class CpuDecoder:
             shape.scale,
         )
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        self._adapters: ctypes.Array[_Adapters] | None = None
+        if all(layer.adapters is not None for layer in layers):
+            self._adapters = (_Adapters * len(layers))(*map(_adapters, layers))
         self._caches: list[torch.Tensor] = []
 
     def __call__(
@@ -103,6 +119,7 @@ class CpuDecoder:
         metadata: AttentionMetadata,
         key_caches: Sequence[torch.Tensor],
         value_caches: Sequence[torch.Tensor],
+        adapter_rows: LoraRows | None = None,
     ) -> torch.Tensor:
         """See Decoder. Hidden states, cosines and sines are fp32.
 
@@ -129,6 +146,11 @@ class CpuDecoder:
             DTYPES[cache.dtype],
             torch.get_num_threads(),
         )
+        if adapter_rows is not None:
+            if self._adapters is None:
+                raise ValueError("these layers have no tables of adapters")
+            step.adapters = ctypes.addressof(self._adapters)
+            step.adapter_slots = check_slots(adapter_rows, len(hidden)).data_ptr()
         self._run(ctypes.byref(self._shape), self._layers, ctypes.byref(step), hidden.data_ptr())
         return hidden
 
@@ -156,6 +178,19 @@ def _layer(weights: DecoderLayer) -> _Layer:
         None,
         weights.sliding_window or 0,
     )
+
+
+def _adapters(weights: DecoderLayer) -> _Adapters:
+    tables = weights.adapters
+    assert tables is not None
+    return _Adapters(
+        *(_pointers(table) for table in (tables.qkv, tables.output, tables.gate_up, tables.down))
+    )
+
+
+def _pointers(table: LoraTable) -> LoraLinearPointers:
+    assert isinstance(table, CpuTable)
+    return table.pointers
 
 
 def _matrix(weight: PackedWeight, bias: torch.Tensor | None) -> _Matrix:

@@ -12,6 +12,7 @@ import torch
 
 from pagewire_kernels.cpu import DTYPES, load_library
 from pagewire_kernels.cpu_decoder import CpuDecoder
+from pagewire_kernels.cpu_lora import CpuLora
 from pagewire_kernels.cpu_weights import PackedWeight
 from pagewire_kernels.decoder import DecoderLayer, DecoderShape
 from pagewire_kernels.dense import DenseBackend
@@ -196,6 +197,9 @@ class CpuDense(DenseBackend):
     def decoder(self, shape: DecoderShape, layers: Sequence[DecoderLayer]) -> CpuDecoder:
         """The layers as one call; attention is this library's too."""
         return CpuDecoder(self._library, shape, layers)
+
+    def lora(self) -> CpuLora:
+        return CpuLora(self._library)
 
 
 def _address(vector: torch.Tensor | None) -> int | None:

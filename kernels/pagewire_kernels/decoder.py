@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from pagewire_kernels.attention import AttentionMetadata
+from pagewire_kernels.lora import LoraRows, LoraTable
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,16 @@ class DecoderShape:
 
 
 @dataclass(frozen=True)
+class DecoderAdapters:
+    """The tables of adapters of a layer's linears."""
+
+    qkv: LoraTable
+    output: LoraTable
+    gate_up: LoraTable
+    down: LoraTable
+
+
+@dataclass(frozen=True)
 class DecoderLayer:
     """A layer's weights; vectors are fp32 and contiguous.
 
@@ -39,6 +50,7 @@ class DecoderLayer:
         qkv, output, gate_up, down: as `pack` returned them.
         qkv_bias, output_bias, gate_up_bias, down_bias: fp32, or None.
         sliding_window: None: every key is visible.
+        adapters: None where no adapter can be loaded.
     """
 
     input_norm: torch.Tensor
@@ -54,6 +66,7 @@ class DecoderLayer:
     gate_up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
     sliding_window: int | None
+    adapters: DecoderAdapters | None = None
 
 
 class Decoder(Protocol):
@@ -73,6 +86,7 @@ class Decoder(Protocol):
         metadata: AttentionMetadata,
         key_caches: Sequence[torch.Tensor],
         value_caches: Sequence[torch.Tensor],
+        adapter_rows: LoraRows | None = None,
     ) -> torch.Tensor:
         """Takes a step's tokens through all layers, and writes their keys and values.
 
@@ -83,6 +97,7 @@ class Decoder(Protocol):
             metadata: the step's batch.
             key_caches: one [num_blocks, block_size, num_kv_heads, head_dim] a layer.
             value_caches: the same.
+            adapter_rows: the adapter of each token; None: no token has one.
 
         Returns:
             `hidden`.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from pagewire_kernels import ops
 from pagewire_kernels.decoder import Decoder, DecoderLayer, DecoderShape
+from pagewire_kernels.lora import LoraBackend, TorchLora
 from pagewire_kernels.quantization import Int8Weight
 
 # MKL repacks the right operand of a product. Of a matrix as tall as an output embedding that is
@@ -108,6 +109,10 @@ class DenseBackend(ABC):
         """All these layers of norm, attention with rotary positions, norm and SwiGLU as one; None
         where they are better computed one operation after another."""
         return None
+
+    def lora(self) -> LoraBackend:
+        """The adapters' kernels that go with these."""
+        return TorchLora()
 
 
 class TorchDense(DenseBackend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import (
@@ -12,12 +13,15 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     field_validator,
+    model_validator,
 )
 
 from pagewire.logs import LogFormat
+from pagewire.lora import LoraModule
 
 # What one step computes at most, unless told otherwise, by kind of device.
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
+_DEFAULT_CPU_LORAS = 32
 
 
 class EngineConfig(BaseModel):
@@ -140,6 +144,29 @@ class EngineConfig(BaseModel):
         description="torch: any device; cpu: C++ kernel; triton: CUDA; xformers: CUDA, an extra; "
         "auto: cpu or triton where it is installed, else torch.",
     )
+    enable_lora: bool = Field(
+        default=False, description="Let requests name LoRA adapters as their model."
+    )
+    lora_modules: tuple[str, ...] = Field(
+        default=(),
+        description="Adapter to load at the start: name=folder, or JSON such as "
+        '{"name": "a", "path": "folder", "base_model_name": "org/base"}. Can be repeated.',
+    )
+    lora_dir: str | None = Field(
+        default=None,
+        description="Folder that adapters may be loaded from while the engine runs. Default: none "
+        "may.",
+    )
+    max_loras: int = Field(
+        default=4, ge=1, le=256, description="Most different adapters in one step."
+    )
+    max_cpu_loras: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most adapters in host memory; others are read again when they are asked for. "
+        "Default: 32, or max-loras if that is more.",
+    )
+    max_lora_rank: int = Field(default=64, ge=1, le=512, description="Highest rank of an adapter.")
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads of the model. Default: the machine's cores."
     )
@@ -182,6 +209,41 @@ class EngineConfig(BaseModel):
         default="text", description="Lines for people, or one JSON object a line."
     )
 
+    @field_validator("lora_modules", mode="before")
+    @classmethod
+    def _lora_modules(cls, value: Any) -> Any:
+        """Each as text; YAML may have objects, and a variable a list whose JSON was cut at its
+        commas."""
+        items = [value] if isinstance(value, str | dict) else value
+        if not isinstance(items, list | tuple):
+            return value
+        texts: list[Any] = []
+        for item in items:
+            text = json.dumps(item) if isinstance(item, dict) else item
+            if texts and isinstance(text, str) and _is_cut(texts[-1]):
+                texts[-1] += f",{text}"
+            else:
+                texts.append(text)
+        modules = [LoraModule.parse(text) for text in texts if isinstance(text, str)]
+        names = [module.name for module in modules]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{twice[0]!r} is named twice")
+        return tuple(texts)
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> EngineConfig:
+        if (self.lora_modules or self.lora_dir is not None) and not self.enable_lora:
+            name = "lora_modules" if self.lora_modules else "lora_dir"
+            raise ValueError(f"{name.replace('_', '-')} needs enable-lora")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"max-cpu-loras must be at least max-loras, which is {self.max_loras}")
+        return self
+
+    @property
+    def num_host_adapters(self) -> int:
+        """max_cpu_loras, or its default."""
+        return self.max_cpu_loras or max(_DEFAULT_CPU_LORAS, self.max_loras)
+
     @field_validator("kv_cache_memory", "swap_space", mode="wrap")
     @classmethod
     def _size(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -191,3 +253,8 @@ class EngineConfig(BaseModel):
             if error.errors()[0]["type"].startswith("byte_size"):
                 raise ValueError("must be a size, such as 4GiB, or a number of bytes") from None
             raise
+
+
+def _is_cut(text: Any) -> bool:
+    """Whether a text is the beginning of a JSON object."""
+    return isinstance(text, str) and text.lstrip().startswith("{") and "}" not in text

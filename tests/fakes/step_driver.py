@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from pagewire_engine.model_files import ModelDescription, load_description, reso
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.weight_loading import load_model
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
+from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.model_runner import ModelRunner
 from pagewire_kernels.attention import load_attention_backend
@@ -49,13 +51,26 @@ class StepDriver:
         chunk: int = 7,
         backend: str = "torch",
         cache_dtype: torch.dtype = torch.float32,
+        max_loras: int = 0,
     ) -> None:
         cache = CacheEngine(model.kv_shape, num_blocks, block_size, cache_dtype, CPU)
         for caches in (cache.key_caches, cache.value_caches):
             for tensor in caches:
                 tensor.fill_(float("nan"))  # what was never written must never be read
         attention = load_attention_backend(backend, CPU, model.kv_shape.head_dim)
-        model.use_kernels(load_dense_backend(attention.name, CPU))
+        dense = load_dense_backend(attention.name, CPU)
+        model.use_kernels(dense)
+        self.adapters: WorkerAdapters | None = None
+        if max_loras:
+            self.adapters = WorkerAdapters(
+                model,
+                dense,
+                type(model).__name__,
+                max_loras=max_loras,
+                max_rank=64,
+                dtype=torch.float32,
+                device=CPU,
+            )
         self._model = model
         self._runner = ModelRunner(
             model,
@@ -64,21 +79,34 @@ class StepDriver:
             vocab_size=vocab_size,
             eos_token_ids=(),
             device=CPU,
+            adapters=self.adapters,
         )
         self._block_size = block_size
         self._chunk = chunk
         self._free = random.Random(0).sample(range(num_blocks), num_blocks)
 
     def greedy(
-        self, prompts: list[list[int]], num_tokens: int
+        self,
+        prompts: list[list[int]],
+        num_tokens: int,
+        adapters: Sequence[int] = (),
     ) -> tuple[list[list[int]], list[torch.Tensor]]:
         """Decodes each prompt.
+
+        Args:
+            prompts: of one token or more.
+            num_tokens: of each output.
+            adapters: the number of each prompt's; none: 0 for all.
 
         Returns:
             Each sequence's new tokens, and its logits [prompt + num_tokens - 1, vocab].
         """
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        new = [NewSequence(i, 0, i, prompt, [], params) for i, prompt in enumerate(prompts)]
+        numbers = adapters or [0] * len(prompts)
+        new = [
+            NewSequence(i, 0, i, prompt, [], params, number)
+            for i, (prompt, number) in enumerate(zip(prompts, numbers, strict=True))
+        ]
         outputs: list[list[int]] = [[] for _ in prompts]
         logits: list[list[torch.Tensor]] = [[] for _ in prompts]
         tables: list[list[int]] = [[] for _ in prompts]
@@ -102,9 +130,13 @@ class StepDriver:
             result = self._runner.execute(StepPlan(step, new if step == 0 else [], parts))
             handle.remove()
             row = 0
+            active = None if self.adapters is None else self.adapters.active.rows
             for part in parts:
-                hidden = recorded[0][row : row + part.num_tokens]
-                logits[part.sequence_id].append(self._model.compute_logits(hidden))
+                rows = slice(row, row + part.num_tokens)
+                adapter_rows = None if active is None else active.take(rows)
+                logits[part.sequence_id].append(
+                    self._model.compute_logits(recorded[0][rows], adapter_rows)
+                )
                 computed[part.sequence_id] += part.num_tokens
                 row += part.num_tokens
             for token in result.sampled:

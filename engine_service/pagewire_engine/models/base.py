@@ -14,6 +14,7 @@ from torch import nn
 
 from pagewire_engine.models.layers import Embedding, ForwardContext, KernelUser, Layer, LMHead
 from pagewire_kernels.dense import DenseBackend
+from pagewire_kernels.lora import LoraRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,16 @@ class CausalLM(nn.Module, ABC):
     def input_embedding(self) -> Embedding:
         """The token embedding, which a tied head shares."""
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden] to [R, vocab_size]: fp32, or of the model's dtype on a GPU."""
-        logits: torch.Tensor = self.lm_head(hidden)
+    def compute_logits(
+        self, hidden: torch.Tensor, adapter_rows: LoraRows | None = None
+    ) -> torch.Tensor:
+        """[R, hidden] to [R, vocab_size]: fp32, or of the model's dtype on a GPU.
+
+        Args:
+            hidden: R rows.
+            adapter_rows: their adapters; None: no row has one.
+        """
+        logits: torch.Tensor = self.lm_head(hidden, adapter_rows)
         return logits
 
     def use_kernels(self, dense: DenseBackend) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import nn
 from pagewire_kernels import ops
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
 from pagewire_kernels.dense import DenseBackend, TorchDense
+from pagewire_kernels.lora import LoraRows, LoraShape, LoraTable
 from pagewire_kernels.quantization import quantize_int8
 
 
@@ -60,6 +61,25 @@ class Rotation:
         return ops.gather_rotation(self.cos, self.sin, self.positions, self.dtype)
 
 
+class ActiveAdapters:
+    """Which adapter each row of the present step has: one object for all layers of a model.
+
+    Attributes:
+        rows: of the step's T tokens; None: no row has one.
+    """
+
+    def __init__(self) -> None:
+        self.rows: LoraRows | None = None
+
+
+@dataclass(frozen=True)
+class LayerAdapters:
+    """A layer's adapters, and who uses them now."""
+
+    table: LoraTable
+    active: ActiveAdapters
+
+
 class KernelUser(nn.Module):
     """A module that computes with a dense backend: torch, until `use_kernels` says otherwise."""
 
@@ -93,11 +113,34 @@ class MatrixLayer(Layer):
 
     weight: nn.Parameter
     packed: Any = None
+    adapters: LayerAdapters | None = None
+    is_embedding: ClassVar[bool] = False
+
+    @property
+    def adapter_rows(self) -> LoraRows | None:
+        """The adapter of each row of the step, if any row has one."""
+        return None if self.adapters is None else self.adapters.active.rows
+
+    def adapted_parts(self, path: str) -> dict[str, int]:
+        """What adapters know of this layer: modules by name, and the outputs of each.
+
+        Args:
+            path: this module's path in the model.
+        """
+        return {path: self.lora_shape().outputs}
+
+    def lora_shape(self) -> LoraShape:
+        """The sizes that adapters must have."""
+        raise NotImplementedError
 
     @property
     def matrix(self) -> Any:
         """What the backend's functions take."""
         return self.weight if self.packed is None else self.packed
+
+    def rows_of_weight(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight as it is computed with: int64 [N] to [N, columns]."""
+        return self.dense.unpack_rows(self.matrix, rows)
 
     def quantize(self) -> None:
         """Rounds the weight to int8, once it is filled; the original is let go of."""
@@ -120,19 +163,33 @@ class Linear(MatrixLayer):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
         self.weight = self.new_parameter(out_features, in_features)
         self.bias = self.new_parameter(out_features) if bias else None
 
+    def lora_shape(self) -> LoraShape:
+        return LoraShape(self.in_features, (self.out_features,))
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.dense.linear(hidden, self.matrix, self.bias)
+        return self._adapted(hidden, self.dense.linear(hidden, self.matrix, self.bias))
 
     def after_norm(self, norm: RMSNorm, hidden: torch.Tensor) -> torch.Tensor:
         """This linear of the norm: [T, in_features] to [T, out_features]."""
+        if self.adapter_rows is not None:
+            return self.forward(norm(hidden))  # adapters read the norm too
         return self.dense.norm_linear(hidden, norm.weight, norm.eps, self.matrix, self.bias)
 
     def added_to(self, residual: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """residual + this linear of hidden, [T, out_features], in place of the residual."""
-        return self.dense.linear_add(hidden, self.matrix, self.bias, residual)
+        output = self.dense.linear_add(hidden, self.matrix, self.bias, residual)
+        return self._adapted(hidden, output)
+
+    def _adapted(self, hidden: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """The output with what the rows' adapters add to it, in place."""
+        if self.adapters is not None and (rows := self.adapters.active.rows) is not None:
+            self.adapters.table.add(hidden, output, rows)
+        return output
 
 
 class PackedLinear(Linear):
@@ -141,6 +198,13 @@ class PackedLinear(Linear):
     def __init__(self, in_features: int, parts: Mapping[str, int], bias: bool = False) -> None:
         super().__init__(in_features, sum(parts.values()), bias)
         self.parts = dict(parts)
+
+    def adapted_parts(self, path: str) -> dict[str, int]:
+        parent = path.rpartition(".")[0]
+        return {f"{parent}.{part}": size for part, size in self.parts.items()}
+
+    def lora_shape(self) -> LoraShape:
+        return LoraShape(self.in_features, tuple(self.parts.values()))
 
     def checkpoint_tensors(self, path: str) -> Iterator[tuple[str, torch.Tensor]]:
         parent = path.rpartition(".")[0]
@@ -159,6 +223,8 @@ class GateUpLinear(PackedLinear):
 
     def swiglu_after_norm(self, norm: RMSNorm, hidden: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of the norm: [T, in_features] to [T, size]."""
+        if self.adapter_rows is not None:
+            return self.dense.silu_and_mul(self.after_norm(norm, hidden))
         return self.dense.norm_gate_up(hidden, norm.weight, norm.eps, self.matrix, self.bias)
 
 
@@ -173,12 +239,22 @@ class TransposedLinear(Linear):
 class Embedding(MatrixLayer):
     """Rows of a table [num_embeddings, embedding_dim]."""
 
+    is_embedding = True
+
     def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
         super().__init__()
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
         self.weight = self.new_parameter(num_embeddings, embedding_dim)
 
+    def lora_shape(self) -> LoraShape:
+        return LoraShape(self.num_embeddings, (self.embedding_dim,))
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.dense.unpack_rows(self.matrix, ids)
+        output = self.dense.unpack_rows(self.matrix, ids)
+        if self.adapters is not None and (rows := self.adapters.active.rows) is not None:
+            self.adapters.table.add_embedded(ids, output, rows)
+        return output
 
 
 class LMHead(MatrixLayer):
@@ -186,10 +262,15 @@ class LMHead(MatrixLayer):
 
     def __init__(self, hidden_size: int, vocab_size: int, tied_to: Embedding | None) -> None:
         super().__init__()
+        self.hidden_size = hidden_size
+        self.vocab_size = vocab_size
         # In a list, so that the embedding does not become a submodule here.
         self._tied_to = [tied_to] if tied_to is not None else []
         if tied_to is None:
             self.weight = self.new_parameter(vocab_size, hidden_size)
+
+    def lora_shape(self) -> LoraShape:
+        return LoraShape(self.hidden_size, (self.vocab_size,))
 
     @property
     def tied(self) -> bool:
@@ -202,10 +283,18 @@ class LMHead(MatrixLayer):
         else:
             super().use_kernels(dense)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] to logits [R, vocab_size]: fp32, or of the model's dtype on a GPU."""
+    def forward(self, hidden: torch.Tensor, rows: LoraRows | None = None) -> torch.Tensor:
+        """[R, hidden_size] to logits [R, vocab_size]: fp32, or of the model's dtype on a GPU.
+
+        Args:
+            hidden: rows that somebody samples from.
+            rows: their adapters.
+        """
         matrix = self._tied_to[0].matrix if self.tied else self.matrix
-        return self.dense.logits(hidden, matrix)
+        logits = self.dense.logits(hidden, matrix)
+        if self.adapters is not None and rows is not None:
+            self.adapters.table.add(hidden, logits, rows)
+        return logits
 
 
 class RMSNorm(Layer):

@@ -26,7 +26,7 @@ from pagewire_engine.models.layers import (
     Rotation,
 )
 from pagewire_engine.models.rotary import RotaryTable, head_dim_of
-from pagewire_kernels.decoder import Decoder, DecoderLayer, DecoderShape
+from pagewire_kernels.decoder import Decoder, DecoderAdapters, DecoderLayer, DecoderShape
 from pagewire_kernels.dense import DenseBackend
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -146,7 +146,15 @@ class LlamaDecoderLayer(nn.Module):
             gate_up_bias=mlp.gate_up_proj.bias,
             down_bias=mlp.down_proj.bias,
             sliding_window=attention.attention.sliding_window,
+            adapters=self._adapters(),
         )
+
+    def _adapters(self) -> DecoderAdapters | None:
+        attention, mlp = self.self_attn, self.mlp
+        linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+        adapters = [linear.adapters for linear in linears]
+        tables = [each.table for each in adapters if each is not None]
+        return DecoderAdapters(*tables) if tables else None
 
 
 class LlamaModel(KernelUser):
@@ -179,7 +187,13 @@ class LlamaModel(KernelUser):
         if self._fused is not None and self._fused.attention == context.backend.name:
             cos, sin = rotation.angles
             hidden = self._fused(
-                hidden, cos, sin, context.metadata, context.key_caches, context.value_caches
+                hidden,
+                cos,
+                sin,
+                context.metadata,
+                context.key_caches,
+                context.value_caches,
+                self.embed_tokens.adapter_rows,
             )
         else:
             for layer in self.layers:

@@ -16,6 +16,7 @@ from pagewire_engine.step import (
     StepResult,
 )
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.grammar_masks import GrammarMasks
@@ -23,6 +24,7 @@ from pagewire_engine.worker.input_batch import InputBatch
 from pagewire_engine.worker.prompt_scores import score_prompts
 from pagewire_engine.worker.sampler import Sampler, SamplingRow
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
+from pagewire_kernels.lora import LoraRows
 
 
 class ModelRunner:
@@ -30,6 +32,7 @@ class ModelRunner:
 
     Args:
         grammars: of the constraints that requests have. None: none is served.
+        adapters: those that requests may name. None: none.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class ModelRunner:
         eos_token_ids: Collection[int],
         device: torch.device,
         grammars: GrammarCompiler | None = None,
+        adapters: WorkerAdapters | None = None,
     ) -> None:
         self._model = model
+        self._adapters = adapters
         self._cache = cache
         self._backend = backend
         self._batch = InputBatch(cache.block_size, device)
@@ -72,17 +77,25 @@ class ModelRunner:
         if not plan.scheduled:
             return StepResult(plan.step, [])
         inputs = self._batch.build(plan.scheduled)
+        adapter_rows = self._begin_adapters(plan)
         hidden = self._forward(inputs.token_ids, inputs.positions, inputs.metadata)
         starts = inputs.metadata.host_query_start_locations
         new = [self._batch[part.sequence_id].new for part in plan.scheduled]
-        told = score_prompts(self._model, plan.scheduled, new, starts, hidden)
-        sampled, candidates, failed, refused = self._sample(plan, starts, hidden)
+        told = score_prompts(self._model, plan.scheduled, new, starts, hidden, adapter_rows)
+        sampled, candidates, failed, refused = self._sample(plan, starts, hidden, adapter_rows)
         for token in sampled:
             self._batch[token.sequence_id].output_token_ids.append(token.token_id)
         for sequence_id, _ in failed + refused:
             # Any token: the next step may be on its way and count on one, though nobody reads it.
             self._batch[sequence_id].output_token_ids.append(0)
         return StepResult(plan.step, sampled, told, failed, candidates, refused)
+
+    def _begin_adapters(self, plan: StepPlan) -> LoraRows | None:
+        """The adapter of each of the step's rows; None where no row has one."""
+        if self._adapters is None:
+            return None
+        numbers = [self._batch[part.sequence_id].new.adapter for part in plan.scheduled]
+        return self._adapters.begin(numbers, [part.num_tokens for part in plan.scheduled])
 
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata
@@ -94,7 +107,11 @@ class ModelRunner:
         return hidden
 
     def _sample(
-        self, plan: StepPlan, starts: list[int], hidden: torch.Tensor
+        self,
+        plan: StepPlan,
+        starts: list[int],
+        hidden: torch.Tensor,
+        adapter_rows: LoraRows | None,
     ) -> tuple[list[SampledToken], list[Candidates], list[tuple[int, str]], list[tuple[int, str]]]:
         """Tokens for each `sample_for`, or candidates where it is a beam; the head sees no row
         that nobody samples from."""
@@ -109,7 +126,8 @@ class ModelRunner:
             return [], [], [], []
         if len(last_rows) < len(hidden):
             hidden = hidden[last_rows]
-        logits = self._model.compute_logits(hidden)
+            adapter_rows = None if adapter_rows is None else adapter_rows.take(last_rows)
+        logits = self._model.compute_logits(hidden, adapter_rows)
         masks = self._grammar_masks.masks(rows)
         rows = masks.less_refused(rows)
         beams = [row for row in rows if row.params.beam_search is not None]

@@ -9,6 +9,7 @@ import torch
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.step import NewSequence, PromptLogprobsChunk, ScheduledSequence
 from pagewire_engine.worker.sampler import prompt_logprobs
+from pagewire_kernels.lora import LoraRows
 
 # They need the logits of every row: so many at a time bound their memory.
 _LOGITS_ROWS = 64
@@ -20,6 +21,7 @@ def score_prompts(
     sequences: Sequence[NewSequence],
     starts: Sequence[int],
     hidden: torch.Tensor,
+    adapter_rows: LoraRows | None = None,
 ) -> list[PromptLogprobsChunk]:
     """What a step tells of the prompts of the requests that asked.
 
@@ -29,6 +31,7 @@ def score_prompts(
         sequences: the sequence of each.
         starts: the first row of each, and the end of the last.
         hidden: [T, hidden].
+        adapter_rows: the adapters of these T rows; None: no row has one.
     """
     told: list[PromptLogprobsChunk] = []
     for part, new, row in zip(parts, sequences, starts, strict=False):
@@ -40,8 +43,10 @@ def score_prompts(
         positions = []
         for offset in range(0, len(next_ids), _LOGITS_ROWS):
             ids = next_ids[offset : offset + _LOGITS_ROWS]
-            rows = hidden[row + offset : row + offset + len(ids)]
-            positions += prompt_logprobs(model.compute_logits(rows), ids, num_top)
+            rows = slice(row + offset, row + offset + len(ids))
+            adapters = None if adapter_rows is None else adapter_rows.take(rows)
+            logits = model.compute_logits(hidden[rows], adapters)
+            positions += prompt_logprobs(logits, ids, num_top)
         if positions:
             told.append(PromptLogprobsChunk(part.sequence_id, first, positions))
     return told

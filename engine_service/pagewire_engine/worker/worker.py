@@ -19,6 +19,7 @@ from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.tokenizer_files import load_model_tokenizer
+from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, staging_bytes
 from pagewire_engine.worker.cache_size import CacheSize
 from pagewire_engine.worker.cuda_graphs import (
@@ -76,6 +77,7 @@ class Worker:
             self._kernels = Kernels(config.attention_backend, self._device, head_dim)
         with self._times.phase("weights"):
             self._model = self._load_model(files)
+        self._adapters = self._new_adapters()
         with self._times.phase("compiling"):
             self._compile_ahead()
         self._cache_size = CacheSize(
@@ -132,11 +134,29 @@ class Worker:
         if self._kernels.take_built():
             self._model.use_kernels(self._kernels.dense)
             self._runner.use_kernels(self._kernels.attention)
-        return self._runner.launch(plan)
+            if self._adapters is not None:
+                self._adapters.use_kernels(self._kernels.dense)
+        if self._adapters is None:
+            return self._runner.launch(plan)
+        with self._adapters.step_lock:
+            return self._runner.launch(plan)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
         return self.launch(plan).result()
+
+    @property
+    def adapters(self) -> WorkerAdapters:
+        """The LoRA adapters.
+
+        Raises:
+            FailedPreconditionError: none can be loaded.
+        """
+        if self._adapters is None:
+            raise FailedPreconditionError(
+                "adapters are not enabled on this engine; start it with --enable-lora"
+            )
+        return self._adapters
 
     def profile_num_available_blocks(self) -> int:
         """Blocks that fit in the memory the settings allow.
@@ -193,6 +213,20 @@ class Worker:
                 field="model",
             ) from error
 
+    def _new_adapters(self) -> WorkerAdapters | None:
+        config = self._config
+        if not config.enable_lora:
+            return None
+        return WorkerAdapters(
+            self._model,
+            self._kernels.dense,
+            self._description.architecture,
+            max_loras=config.max_loras,
+            max_rank=config.max_lora_rank,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
     def _compile_ahead(self) -> None:
         runner = self._new_runner(self._new_cache(num_blocks=1))
         if isinstance(runner, ModelRunner):
@@ -240,6 +274,7 @@ class Worker:
                 eos_token_ids=description.eos_token_ids,
                 device=self._device,
                 grammars=self._grammars,
+                adapters=self._adapters,
             )
         # Late: it loads triton, which only CUDA needs.
         from pagewire_engine.worker.device_runner import DeviceRunner

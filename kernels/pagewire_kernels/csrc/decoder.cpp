@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "kernels.h"
+#include "lora.h"
 
 namespace pagewire {
 namespace {
@@ -35,6 +38,11 @@ struct DecoderLayer {
   int64_t sliding_window;  // 0: none
 };
 
+// What adapters add to a layer's linears.
+struct LayerAdapters {
+  LoraLinear qkv, output, gate_up, down;
+};
+
 struct DecoderShape {
   int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim;
   double eps, scale;
@@ -48,6 +56,24 @@ struct Step {
   const int32_t* context_lengths;
   const int32_t* block_tables;
   int64_t num_tokens, num_sequences, num_decodes, table_width, block_size, cache_dtype, num_threads;
+  const LayerAdapters* adapters;   // one a layer, or null
+  const int32_t* adapter_slots;    // of each token, where there are adapters
+};
+
+// Which tokens have which adapter: of the whole step, and of each part of it that goes through the
+// feed-forward layer at once.
+struct StepAdapters {
+  std::optional<LoraPlan> all;
+  std::vector<LoraPlan> parts;
+
+  explicit StepAdapters(const Step& step) {
+    if (step.adapters == nullptr) return;
+    all.emplace(step.adapter_slots, step.num_tokens);
+    for (int64_t first = 0; first < step.num_tokens; first += kTokensAtOnce) {
+      parts.emplace_back(step.adapter_slots + first,
+                         std::min(kTokensAtOnce, step.num_tokens - first));
+    }
+  }
 };
 
 void multiply(const Matrix& m, const float* input, int64_t num_tokens, float* output,
@@ -83,13 +109,17 @@ void norm_heads(const DecoderShape& s, const float* weight, float* qkv, int64_t 
 }
 
 // hidden += attention(norm(hidden))
-void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step, Buffers& buffers,
+void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
+            const StepAdapters& plans, const LayerAdapters* adapters, Buffers& buffers,
             float* hidden) {
   const int64_t width = layer.qkv.outputs, threads = step.num_threads;
   float* qkv = buffers.qkv.get();
   pagewire_rms_norm(hidden, layer.input_norm, buffers.normed.get(), step.num_tokens,
                     s.hidden_size, s.hidden_size, static_cast<float>(s.eps), threads);
   multiply(layer.qkv, buffers.normed.get(), step.num_tokens, qkv, false, threads);
+  if (adapters) {
+    plans.all->add(adapters->qkv, buffers.normed.get(), s.hidden_size, qkv, width, threads);
+  }
   if (layer.query_norm) {
     norm_heads(s, layer.query_norm, qkv, width, 0, s.num_heads, step);
     norm_heads(s, layer.key_norm, qkv, width, s.num_heads, s.num_kv_heads, step);
@@ -107,11 +137,16 @@ void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step, 
                            step.table_width, step.block_size, s.num_heads, s.num_kv_heads,
                            s.head_dim, layer.sliding_window, static_cast<float>(s.scale), threads);
   multiply(layer.output, buffers.attended.get(), step.num_tokens, hidden, true, threads);
+  if (adapters) {
+    plans.all->add(adapters->output, buffers.attended.get(), layer.output.depth, hidden,
+                   s.hidden_size, threads);
+  }
 }
 
 // hidden += feed_forward(norm(hidden))
 void feed_forward(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
-                  Buffers& buffers, float* hidden) {
+                  const StepAdapters& plans, const LayerAdapters* adapters, Buffers& buffers,
+                  float* hidden) {
   const int64_t threads = step.num_threads;
   for (int64_t first = 0; first < step.num_tokens; first += kTokensAtOnce) {
     const int64_t count = std::min(kTokensAtOnce, step.num_tokens - first);
@@ -119,9 +154,18 @@ void feed_forward(const DecoderShape& s, const DecoderLayer& layer, const Step& 
     pagewire_rms_norm(rows, layer.post_norm, buffers.normed.get(), count, s.hidden_size,
                       s.hidden_size, static_cast<float>(s.eps), threads);
     multiply(layer.gate_up, buffers.normed.get(), count, buffers.gate_up.get(), false, threads);
+    if (adapters) {
+      plans.parts[first / kTokensAtOnce].add(adapters->gate_up, buffers.normed.get(),
+                                             s.hidden_size, buffers.gate_up.get(),
+                                             layer.gate_up.outputs, threads);
+    }
     pagewire_silu_and_mul(buffers.gate_up.get(), buffers.product.get(), count, layer.down.depth,
                           layer.gate_up.outputs, threads);
     multiply(layer.down, buffers.product.get(), count, rows, true, threads);
+    if (adapters) {
+      plans.parts[first / kTokensAtOnce].add(adapters->down, buffers.product.get(),
+                                             layer.down.depth, rows, s.hidden_size, threads);
+    }
   }
 }
 
@@ -137,9 +181,11 @@ void pagewire_decoder(const void* shape, const void* layers, const void* step, f
   const auto* each = static_cast<const DecoderLayer*>(layers);
   const auto& now = *static_cast<const Step*>(step);
   Buffers buffers(s, each[0], now.num_tokens);
+  const StepAdapters plans(now);
   for (int64_t i = 0; i < s.num_layers; ++i) {
-    attend(s, each[i], now, buffers, hidden);
-    feed_forward(s, each[i], now, buffers, hidden);
+    const LayerAdapters* adapters = now.adapters ? now.adapters + i : nullptr;
+    attend(s, each[i], now, plans, adapters, buffers, hidden);
+    feed_forward(s, each[i], now, plans, adapters, buffers, hidden);
   }
 }
 }

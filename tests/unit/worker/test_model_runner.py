@@ -90,7 +90,7 @@ def test_a_failed_step_can_be_run_again_and_counts_once(
     follow = StepPlan(2, [], [ScheduledSequence(1, 5, 1, 2, [], (1,))])
     expected.append(expected_runner.execute(follow).sampled[0])
 
-    def broken(hidden: torch.Tensor) -> torch.Tensor:
+    def broken(hidden: torch.Tensor, adapter_rows: object) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:

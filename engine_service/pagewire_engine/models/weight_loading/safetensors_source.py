@@ -52,6 +52,9 @@ class SafetensorsSource:
     def __init__(self, folder: Path) -> None:
         """Reads and checks the headers.
 
+        Args:
+            folder: of the model, or one file.
+
         Raises:
             ModelFileError: a file is missing, cut short or inconsistent.
         """
@@ -59,7 +62,7 @@ class SafetensorsSource:
         self._files: dict[Path, int] = {}
         self._lock = threading.Lock()
         self._of_thread = threading.local()
-        for path in _shards(folder):
+        for path in [folder] if folder.is_file() else _shards(folder):
             for name, entry in _read_header(path).items():
                 if name in self._entries:
                     raise _corrupt(path, f"{name} is also in {self._entries[name].path.name}")
@@ -70,6 +73,10 @@ class SafetensorsSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """What the file holds a tensor in."""
+        return self._entries[name].dtype
 
     def where(self, name: str) -> str:
         return str(self._entries[name].path)

@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, which are loaded, and whose turn it is."""
