@@ -1,5 +1,6 @@
-"""Ten thousand requests over both wires while clients leave, run out of time and send what breaks a
-step: nothing leaks, everybody gets one answer, and memory stays what it was."""
+"""Ten thousand requests over both wires (two thousand where slow tests are left out) while clients
+leave, run out of time and send what breaks a step: nothing leaks, everybody gets one answer, and
+memory stays what it was."""
 
 from __future__ import annotations
 
@@ -20,7 +21,6 @@ from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import wait_until_async
 from tests.fakes.fake_engine import FakeEngine, fake_config
 
-NUM_REQUESTS = 10_000
 AT_A_TIME = 48
 POISON = 999
 NUM_BLOCKS, NUM_CPU_BLOCKS = 20, 16
@@ -87,15 +87,15 @@ class Soak:
     async def worker(self, numbers: list[int], dice: random.Random) -> None:
         while numbers:
             self.ends[await self.one(numbers.pop(), dice)] += 1
-            if self.ends.total() % 1000 == 0:
+            if self.ends.total() % 200 == 0:
                 gc.collect()
                 self.resident.append(resident_mb())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("overlaps", [False, True])
-async def test_nothing_leaks_and_everybody_is_answered(overlaps: bool) -> None:
+@pytest.mark.parametrize("num_requests", [1000, pytest.param(5000, marks=pytest.mark.slow)])
+async def test_nothing_leaks_and_everybody_is_answered(overlaps: bool, num_requests: int) -> None:
     dice = random.Random(7)
 
     def fail_now_and_then(plan: StepPlan) -> None:
@@ -123,7 +123,7 @@ async def test_nothing_leaks_and_everybody_is_answered(overlaps: bool) -> None:
         client = RemoteEngineClient(engine.target)
         await client.start()
         soak = Soak(client)
-        numbers = list(range(NUM_REQUESTS // 2))
+        numbers = list(range(num_requests))
         workers = [soak.worker(numbers, random.Random(dice.random())) for _ in range(AT_A_TIME)]
         await asyncio.gather(*workers)
         core = engine.built.engine
@@ -133,11 +133,12 @@ async def test_nothing_leaks_and_everybody_is_answered(overlaps: bool) -> None:
         scheduler.blocks.check()
         assert scheduler.blocks.num_available_blocks == NUM_BLOCKS
         assert scheduler.blocks.num_free_cpu_blocks == NUM_CPU_BLOCKS
-    assert sum(soak.ends.values()) == NUM_REQUESTS // 2
-    assert min(soak.ends[kind] for kind in (ANSWERED, LEFT, TIMED_OUT, FAILED)) > 20, soak.ends
+    assert sum(soak.ends.values()) == num_requests
+    least = num_requests // 250
+    assert min(soak.ends[kind] for kind in (ANSWERED, LEFT, TIMED_OUT, FAILED)) > least, soak.ends
     # What it was to meet, it has met.
-    assert stats.num_preemptions - scheduler.num_swaps > 20
-    assert scheduler.num_swaps > 20
+    assert stats.num_preemptions - scheduler.num_swaps > least
+    assert scheduler.num_swaps > least
     assert stats.prefix_cache_hits > 0
     # Flat: the second half of the run adds next to nothing.
     half = soak.resident[len(soak.resident) // 2]

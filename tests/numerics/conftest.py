@@ -14,6 +14,16 @@ from tests.fakes.tiny_models import TINY_MODELS, write_tiny_model
 _BACKENDS = ["torch", "cpu"] if build.find_compiler() is not None else ["torch"]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The real model takes torch's kernels long, and tiny models show them right."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "smollm2_path" in item.fixturenames:
+            parameters = getattr(item, "callspec", None)
+            if parameters and parameters.params.get("backend") == "torch" and len(_BACKENDS) > 1:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module", params=sorted(TINY_MODELS))
 def tiny(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

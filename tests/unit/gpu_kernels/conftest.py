@@ -2,7 +2,8 @@
 
 Triton decides when it is imported whether it interprets, and other tests of the suite (on a machine
 with a GPU) import it to compile. Inside such a process, or where TRITON_INTERPRET=1 is set by hand,
-the files are collected as usual: `TRITON_INTERPRET=1 pytest tests/unit/gpu_kernels -k NAME`.
+the files are collected as usual, and not left out as slow: `TRITON_INTERPRET=1 pytest
+tests/unit/gpu_kernels -k NAME`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class InterpretedFile(pytest.File):
     """A file of tests, as one test."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        yield InterpretedRun.from_parent(self, name="interpreted")
+        run: InterpretedRun = InterpretedRun.from_parent(self, name="interpreted")
+        run.add_marker(pytest.mark.slow)
+        yield run
 
 
 class InterpretedRun(pytest.Item):

@@ -162,6 +162,7 @@ def grown_mib(folder: Path, quantize: bool) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_unrounded_weights_are_never_in_memory_together(tmp_path: Path) -> None:
     """84 MiB in fp32; 21 as int8, and what the allocator keeps of the larger ones before: up to
