@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.fakes import ports
+from tests.fakes import minilm, ports
 
 # Before torch or tokenizers start: one thread each, so that tests and servers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +38,12 @@ def smollm2_path() -> Path:
     from pagewire_frontend.model_download import smollm2_path as path
 
     return path()
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2, downloaded on first use."""
+    return minilm.minilm_path()
 
 
 @pytest.fixture

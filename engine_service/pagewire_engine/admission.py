@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pagewire.beam_search_params import BeamSettings
 from pagewire.errors import InvalidArgumentError
+from pagewire.pooling import PoolingInfo, PoolingParams, Task, check_task
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.submission import SequencePast, Submission
 
 MAX_REQUEST_ID_LENGTH = 256
+_MODEL = "the model"
+_NOTHING_SAMPLED = SamplingParams(seed=0)
 
 
 class Admission:
@@ -23,14 +26,25 @@ class Admission:
         max_model_len: longest prompt plus output.
         seed: of the seeds given to requests without one.
         num_eos_token_ids: end-of-sequence ids of the model.
+        tasks: what can be asked of it.
+        pooling: what it makes of a prompt, if it pools.
     """
 
     def __init__(
-        self, vocab_size: int, max_model_len: int, seed: int, *, num_eos_token_ids: int = 0
+        self,
+        vocab_size: int,
+        max_model_len: int,
+        seed: int,
+        *,
+        num_eos_token_ids: int = 0,
+        tasks: Collection[Task] = (Task.GENERATE,),
+        pooling: PoolingInfo | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._num_eos_token_ids = num_eos_token_ids
+        self._tasks = tasks
+        self._pooling = pooling
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -49,18 +63,17 @@ class Admission:
 
         Raises:
             InvalidArgumentError: a field can't be served.
+            FailedPreconditionError: the model generates nothing.
         """
-        if not request_id or len(request_id) > MAX_REQUEST_ID_LENGTH:
-            raise InvalidArgumentError(
-                "request_id", f"must have 1 to {MAX_REQUEST_ID_LENGTH} characters"
-            )
+        check_task(Task.GENERATE, self._tasks, _MODEL)
+        _check_request_id(request_id)
         if params.best_of is not None and params.best_of != params.n:
             raise InvalidArgumentError(
                 "best_of",
                 f"the engine ranks nothing: ask for n={params.best_of} with logprobs=0, and keep "
                 "those with the highest cumulative_logprob",
             )
-        self._check_prompt(prompt_token_ids)
+        self._check_prompt(prompt_token_ids, self._max_model_len - 1)
         if params.beam_search is not None:
             self._check_beams(params.beam_search)
         params.check_vocabulary(self._vocab_size)
@@ -76,15 +89,55 @@ class Admission:
             resubmission=resubmission,
         )
 
-    def _check_prompt(self, prompt: list[int]) -> None:
+    def admit_pooling(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: PoolingParams,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        past: Sequence[SequencePast] = (),
+        resubmission: bool = False,
+    ) -> Submission:
+        """The same of a request whose answer is a vector.
+
+        Raises:
+            InvalidArgumentError: a field can't be served.
+            FailedPreconditionError: the model does not pool, or not for this task.
+        """
+        check_task(params.task, self._tasks, _MODEL)
+        _check_request_id(request_id)
+        self._check_prompt(prompt_token_ids, self._max_model_len)
+        if self._pooling is not None:
+            self._pooling.check(params)
+        if params.second_text_start >= len(prompt_token_ids):
+            raise InvalidArgumentError(
+                "second_text_start",
+                f"{params.second_text_start} is beyond the prompt's {len(prompt_token_ids)} tokens",
+            )
+        if any(one.index or one.output_token_ids or one.finish_reason for one in past):
+            raise InvalidArgumentError("past", "what is pooled has none: leave it out")
+        return Submission(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=_NOTHING_SAMPLED,
+            priority=priority,
+            tenant=tenant,
+            resubmission=resubmission,
+            pooling=params,
+        )
+
+    def _check_prompt(self, prompt: list[int], longest: int) -> None:
         if not prompt:
             raise InvalidArgumentError("prompt_token_ids", "must hold at least one token")
-        if len(prompt) >= self._max_model_len:
-            raise InvalidArgumentError(
-                "prompt_token_ids",
-                f"{len(prompt)} tokens leave no room for output: the model's limit for prompt and "
-                f"output together is {self._max_model_len}",
-            )
+        if len(prompt) > longest:
+            limit = self._max_model_len
+            why = f"the model takes {limit}"
+            if longest < limit:
+                why = "that leaves no room for output: the model's limit for prompt and output "
+                why += f"together is {limit}"
+            raise InvalidArgumentError("prompt_token_ids", f"has {len(prompt)} tokens, and {why}")
         self._check_ids("prompt_token_ids", prompt)
 
     def _check_beams(self, beams: BeamSettings) -> None:
@@ -149,3 +202,10 @@ def open_sequences(submission: Submission) -> dict[int, int]:
         else:
             produced[sequence.index] = len(sequence.output_token_ids)
     return produced
+
+
+def _check_request_id(request_id: str) -> None:
+    if not request_id or len(request_id) > MAX_REQUEST_ID_LENGTH:
+        raise InvalidArgumentError(
+            "request_id", f"must have 1 to {MAX_REQUEST_ID_LENGTH} characters"
+        )

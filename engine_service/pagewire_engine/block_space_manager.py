@@ -32,7 +32,8 @@ class BlockSpaceManager:
     cached: held by none, but still with the content that its key names.
 
     Args:
-        num_blocks: blocks of the device.
+        num_blocks: blocks of the device; 0 for a model that keeps no keys and values: its requests
+            need none.
         block_size: tokens a block holds.
         watermark: fraction of the pool that admission leaves free, so that running sequences can
             grow for a while before one has to be preempted.
@@ -89,7 +90,7 @@ class BlockSpaceManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens fill or begin."""
-        return -(-num_tokens // self.block_size)
+        return -(-num_tokens // self.block_size) if self.num_blocks else 0
 
     def block_table(self, sequence: Sequence) -> list[int]:
         """The blocks of a sequence in order of its tokens; not to be changed by the caller."""

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
+from pagewire.pooling import PoolingInfo, Task
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.admission import Admission
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.base import Executor
+from pagewire_engine.pooler_config import PoolerConfig
 from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import WorkerInfo
@@ -32,6 +35,8 @@ class BuiltEngine:
         tokenizer_files: by Hugging Face file name; empty when there is no tokenizer.
         grammars: compiles constraints on outputs; None where none is served.
         created: Unix time, seconds.
+        tasks: what can be asked of it.
+        pooling: what it makes of a prompt, if it pools.
     """
 
     engine: Engine
@@ -43,6 +48,19 @@ class BuiltEngine:
     tokenizer_files: Mapping[str, bytes]
     grammars: GrammarCompiler | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    tasks: tuple[Task, ...] = (Task.GENERATE,)
+    pooling: PoolingInfo | None = None
+
+    def admission(self, seed: int) -> Admission:
+        """What checks its requests; `seed` is of the seeds given to those without one."""
+        return Admission(
+            self.info.vocab_size,
+            self.info.max_model_len,
+            seed,
+            num_eos_token_ids=len(self.eos_token_ids),
+            tasks=self.tasks,
+            pooling=self.pooling,
+        )
 
     def shutdown(self) -> None:
         """Frees the worker. Safe to call twice."""
@@ -89,7 +107,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     executor = SingleProcessExecutor(config, files, grammars)
     try:
         info = executor.info()
-        engine = assemble_engine(executor, config, description.eos_token_ids)
+        engine = assemble_engine(executor, config, description.eos_token_ids, description.pooler)
     except BaseException:
         executor.shutdown()
         raise
@@ -104,24 +122,36 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         default_sampling_params=description.default_sampling_params,
         tokenizer_files=tokenizer_files,
         grammars=grammars,
+        tasks=(Task.GENERATE,) if description.pooler is None else description.pooler.tasks,
+        pooling=None if description.pooler is None else description.pooler.info,
     )
 
 
 def assemble_engine(
-    executor: Executor, config: EngineConfig, eos_token_ids: tuple[int, ...]
+    executor: Executor,
+    config: EngineConfig,
+    eos_token_ids: tuple[int, ...],
+    pooler: PoolerConfig | None = None,
 ) -> Engine:
     """The engine around an executor that has loaded its model."""
     info = executor.info()
     device = "cuda" if info.device.startswith("cuda") else "cpu"
+    max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device]
+    is_encoder = pooler is not None and pooler.is_encoder
+    # A vector that is made of every token's hidden state can't do without those of cached ones.
+    caches = not is_encoder and not (pooler is not None and pooler.needs_every_token)
+    if is_encoder and config.max_num_batched_tokens is None:
+        max_num_batched_tokens = max(max_num_batched_tokens, info.max_model_len)
     settings = SchedulerSettings(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device],
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=info.max_model_len,
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         num_cpu_blocks=info.num_cpu_blocks,
         preemption_mode=config.preemption_mode,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and caches,
+        chunks_prompts=not is_encoder,
         max_waiting_requests=config.max_waiting_requests,
         max_queue_time_s=config.max_queue_time_s,
     )

@@ -31,8 +31,9 @@ class Amount:
         return self.num_seqs >= other.num_seqs and self.num_blocks >= other.num_blocks
 
     def share_of(self, total: Amount) -> float:
-        """The dominant share."""
-        return max(self.num_seqs / total.num_seqs, self.num_blocks / total.num_blocks)
+        """The dominant share; of a pool without blocks, which an encoder has, that of sequences."""
+        share_of_blocks = self.num_blocks / total.num_blocks if total.num_blocks else 0.0
+        return max(self.num_seqs / total.num_seqs, share_of_blocks)
 
 
 NOTHING = Amount(0, 0)

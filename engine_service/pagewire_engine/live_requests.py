@@ -22,7 +22,13 @@ from pagewire_engine.request import Request, Sequence
 from pagewire_engine.schedule import Schedule
 from pagewire_engine.scheduler import Scheduler
 from pagewire_engine.stats import EngineCounters
-from pagewire_engine.step import Candidates, PromptLogprobsChunk, SampledToken, StepResult
+from pagewire_engine.step import (
+    Candidates,
+    PooledVector,
+    PromptLogprobsChunk,
+    SampledToken,
+    StepResult,
+)
 
 
 class LiveRequests:
@@ -140,7 +146,8 @@ class LiveRequests:
 
     def book(self, schedule: Schedule, result: StepResult, now: float) -> None:
         """Books what a step has produced for those that live: prompt log probabilities and tokens,
-        which may be their last."""
+        which may be their last, or
+        the vector that is their end."""
         if result.prompt_logprobs:
             requests = {each.sequence_id: each.request for each in schedule.sequences}
             for chunk in result.prompt_logprobs:
@@ -149,6 +156,8 @@ class LiveRequests:
             self._append_token(token, now)
         for candidates in result.candidates:
             self._advance_beams(candidates, now)
+        for vector in result.vectors:
+            self._end_with_vector(vector, now)
 
     def _append_token(self, sampled: SampledToken, now: float) -> None:
         sequence = self._sequences.get(sampled.sequence_id)
@@ -178,6 +187,18 @@ class LiveRequests:
             self._end(sequence, reason)
         if is_first or reason is not None:
             told.times = request.times(now)
+        self._outputs.sequences.append(told)
+
+    def _end_with_vector(self, vector: PooledVector, now: float) -> None:
+        sequence = self._sequences.get(vector.sequence_id)
+        if sequence is None:
+            return  # its request failed in this step
+        request = sequence.request
+        self._note_first_token(request, now)
+        self._end(sequence, FinishReason.STOP)
+        told = SequenceOutput(request.request_id, sequence.index, 0, [])
+        told.finish_reason, told.times = FinishReason.STOP, request.times(now)
+        told.vector = vector.values
         self._outputs.sequences.append(told)
 
     def _note_first_token(self, request: Request, now: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pagewire.config import EngineConfig
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.gguf_metadata import read_gguf_head
+from pagewire_engine.json_files import read_json_object
 from pagewire_engine.model_hub import download_model
 from pagewire_engine.models.errors import (
     ModelFileError,
@@ -27,6 +27,7 @@ from pagewire_engine.models.gguf_config import (
 )
 from pagewire_engine.models.llama_config import LLAMA_TYPES, usual_config
 from pagewire_engine.models.registry import ARCHITECTURES
+from pagewire_engine.pooler_config import PoolerConfig, pooler_config
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class ModelDescription:
         default_sampling_params: SamplingParams() with the model's own recommendations.
         max_model_len: the longest sequence it was made for, or less where the settings say so.
         vocab_size: rows of the output embedding.
+        pooler: set where it gives vectors, and generates nothing.
     """
 
     hf_config: Any
@@ -80,6 +82,7 @@ class ModelDescription:
     default_sampling_params: SamplingParams
     max_model_len: int
     vocab_size: int
+    pooler: PoolerConfig | None = None
 
 
 def resolve_model(config: EngineConfig, *, weights: bool = True) -> ModelFiles:
@@ -144,17 +147,22 @@ def _describe(files: ModelFiles, config: EngineConfig) -> ModelDescription:
     else:
         architecture, hf_config, eos_token_ids = _read_config(files.path)
     _check_sizes(hf_config)
-    generation = _read_json(files.path / "generation_config.json", required=False)
+    generation = read_json_object(files.path / "generation_config.json", required=False)
     if generation.get("eos_token_id") is not None:
         eos_token_ids = _as_ids(generation["eos_token_id"])
     vocab_size = int(hf_config.vocab_size)
+    folder = files.path if files.gguf is None else None
+    pooler = pooler_config(folder, hf_config, architecture, config)
     return ModelDescription(
         hf_config=hf_config,
         architecture=architecture,
         eos_token_ids=tuple(i for i in eos_token_ids if 0 <= i < vocab_size),
         default_sampling_params=_sampling_defaults(generation),
-        max_model_len=_max_model_len(hf_config, config.max_model_len),
+        max_model_len=_max_model_len(
+            hf_config, config.max_model_len, None if pooler is None else pooler.longest
+        ),
         vocab_size=vocab_size,
+        pooler=pooler,
     )
 
 
@@ -220,26 +228,8 @@ def _why_no_weights(folder: Path) -> str:
     )
 
 
-def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    if not required and not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ModelFileError(
-            f"{path.parent} has no {path.name}; download the model again", field="model"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(
-            f"{path} can't be read ({error}); download it again", field="model"
-        ) from error
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} does not hold a JSON object", field="model")
-    return content
-
-
 def _read_config(folder: Path) -> tuple[str, Any, tuple[int, ...]]:
-    fields = _read_json(folder / "config.json", required=True)
+    fields = read_json_object(folder / "config.json", required=True)
     architecture = _architecture(fields, folder)
     if "quantization_config" in fields:
         method = (fields["quantization_config"] or {}).get("quant_method", "unknown")
@@ -316,14 +306,16 @@ def _sampling_defaults(generation: dict[str, Any]) -> SamplingParams:
     return defaults
 
 
-def _max_model_len(hf_config: Any, asked: int | None) -> int:
+def _max_model_len(hf_config: Any, asked: int | None, recommended: int | None = None) -> int:
     longest = trained_context(hf_config)
     if asked is not None and asked > longest:
         raise InvalidArgumentError(
             "max_model_len",
             f"{asked} is above the model's {longest}; lower it, or set rope scaling in config.json",
         )
-    return asked if asked is not None else longest
+    if asked is not None:
+        return asked
+    return longest if recommended is None else min(longest, recommended)
 
 
 def trained_context(hf_config: Any) -> int:

@@ -23,6 +23,7 @@ class SequenceOutput:
         num_tokens: tokens of the sequence's output so far, these included.
         cumulative_logprob: of the output so far; 0 unless logprobs were asked for.
         times: set with the request's first token and with finish_reason.
+        vector: what pooling made of the prompt; it comes with finish_reason, and without tokens.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class SequenceOutput:
     num_tokens: int = 0
     cumulative_logprob: float = 0.0
     times: RequestTimes | None = None
+    vector: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

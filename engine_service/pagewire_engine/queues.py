@@ -49,6 +49,8 @@ class SchedulerSettings:
             dropped; "swap": moved to host memory, where there is room; "auto": moved where the
             request's sequences share them, else dropped.
         enable_prefix_caching: whether blocks are found by their content.
+        chunks_prompts: whether a prompt may be computed in parts, a step each. An encoder's tokens
+            see those behind them, so that it can't.
         max_waiting_requests: requests that may wait; more are turned away.
         max_queue_time_s: seconds after which a request that has not started fails; None: never.
         watermark: fraction of the pool that admission leaves free.
@@ -62,6 +64,7 @@ class SchedulerSettings:
     num_cpu_blocks: int = 0
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     enable_prefix_caching: bool = True
+    chunks_prompts: bool = True
     max_waiting_requests: int = 4096
     max_queue_time_s: float | None = None
     watermark: float = 0.01
@@ -111,7 +114,14 @@ class RequestQueues:
             InvalidArgumentError: it could never run here.
         """
         settings = self.settings
-        if request.num_prompt_tokens >= settings.max_model_len:
+        if request.pooling is not None:
+            if request.num_prompt_tokens > settings.max_model_len:
+                raise InvalidArgumentError(
+                    "prompt_token_ids",
+                    f"the prompt has {request.num_prompt_tokens} tokens, and the model takes "
+                    f"{settings.max_model_len}",
+                )
+        elif request.num_prompt_tokens >= settings.max_model_len:
             raise InvalidArgumentError(
                 "prompt_token_ids",
                 f"the prompt has {request.num_prompt_tokens} tokens; with at least one token of "

@@ -183,6 +183,8 @@ class Request:
         beam_search: set where the request's sequences are beams; then its results are told at the
             end alone.
         grammar: see Submission.
+        pooling: set where the answer is a vector; then it may grow by the one token that stands
+            for it, which is expected but never computed.
         candidates: what the beams' next tokens are chosen from, by sequence id, until all beams
             have come to choose.
     """
@@ -210,7 +212,10 @@ class Request:
         self.resubmission = submission.resubmission
         self.told_at_end = submission.told_at_end
         self.max_num_tokens = max_model_len
-        if params.max_tokens is not None:
+        self.pooling = submission.pooling
+        if self.pooling is not None:
+            self.max_num_tokens = self.num_prompt_tokens + 1
+        elif params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
         self._eos_token_ids = frozenset() if params.passes_eos else eos_token_ids
         self.beam_search = self._new_beam_search()

@@ -18,6 +18,7 @@ from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
 MAX_FRAME_BYTES = 1 << 18
 _TOKEN_BYTES = 4
 _LOGPROB_BYTES = 16
+_VECTOR_VALUE_BYTES = 4
 
 
 class FrameColumns:
@@ -97,8 +98,8 @@ class Retained(Protocol):
 
 
 class SequenceLog:
-    """One sequence's tokens, log probabilities and end. The end counts as an item after the last
-    token.
+    """One sequence's tokens, log probabilities and end, with which a vector may come. The end
+    counts as an item after the last token.
 
     Args:
         stream: the session's number for the request.
@@ -207,6 +208,9 @@ class SequenceLog:
             entry.stop_token_id = end.stop_token_id
         if end.times is not None:
             fill_times(entry.times, end.times)
+        if end.vector is not None:
+            frame.message.vectors.add(stream=self.stream, sequence=self.sequence, values=end.vector)
+            frame.room -= _VECTOR_VALUE_BYTES * len(end.vector)
         frame.room -= 64
 
     def confirm(self, position: int) -> bool:

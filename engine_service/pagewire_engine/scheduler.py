@@ -46,7 +46,10 @@ class Scheduler(RequestQueues):
         num_decodes = 0
         for request in self.running:
             if request.is_prefilling:
-                request.is_prefilling = not all(s.is_decoding for s in request.live)
+                # One that pools has nothing to decode, even when its prompt is on its way.
+                request.is_prefilling = request.pooling is not None or not all(
+                    s.is_decoding for s in request.live
+                )
             if not request.is_prefilling:
                 num_decodes += len(request.live)
         return num_decodes
@@ -214,7 +217,7 @@ class Scheduler(RequestQueues):
                 continue
             samples = num_tokens <= share.budget
             if not samples:
-                num_tokens = share.budget
+                num_tokens = share.budget if self.settings.chunks_prompts else 0
                 if num_tokens == 0:
                     break
             while (copied := self.blocks.append_slots(sequence, num_tokens)) is None:
@@ -303,6 +306,7 @@ def _introduced(sequence: Sequence) -> NewSequence:
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=list(sequence.output_token_ids),
         sampling_params=request.sampling_params,
+        pooling=request.pooling,
     )
 
 

@@ -9,14 +9,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from typing import Any
 
 import grpc
 
 from pagewire import __version__
 from pagewire.conversion import (
     beam_search_from_proto,
+    pooling_info_to_proto,
+    pooling_params_from_proto,
     sampling_params_from_proto,
     sampling_params_to_proto,
+    tasks_to_proto,
 )
 from pagewire.errors import (
     FailedPreconditionError,
@@ -28,13 +32,13 @@ from pagewire.errors import (
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
-from pagewire_engine.admission import Admission, open_sequences
+from pagewire_engine.admission import open_sequences
 from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.stats_message import stats_message, window_message
 from pagewire_engine.structured_output import CompiledGrammar, start_compiling
-from pagewire_engine.submission import SequencePast
+from pagewire_engine.submission import SequencePast, Submission
 from pagewire_engine.token_stream import TokenStreams
 
 TOKENIZER_CHUNK_BYTES = 64 * 1024
@@ -65,12 +69,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         self._built = built
         self._loop = loop
         self._streams = streams
-        self._admission = Admission(
-            built.info.vocab_size,
-            built.info.max_model_len,
-            seed,
-            num_eos_token_ids=len(built.eos_token_ids),
-        )
+        self._admission = built.admission(seed)
         self._tokenizer_sha256 = tokenizer_hash(built.tokenizer_files)
         # An Abort must not slip between a stream's registration and its way into the inbox.
         self._submit_lock = threading.Lock()
@@ -127,15 +126,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             raise _no_adapters("adapter")
         if request.stream < 1:
             raise InvalidArgumentError("stream", "numbers start at 1")
-        submission = self._admission.admit(
-            request.request_id,
-            list(request.prompt_token_ids),
-            self._params(request),
-            tenant=request.tenant,
-            priority=request.priority,
-            past=[_past_from_proto(entry) for entry in request.past],
-            resubmission=request.resubmission,
-        )
+        submission = self._admitted(request)
         compiling = start_compiling(self._built.grammars, submission)
         if compiling is not None:
             submission = replace(submission, grammar=self._compiled(compiling, context))
@@ -160,6 +151,19 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
                     # The session timed out in between.
                     self._loop.abort(stream.engine_id)
         return engine_pb2.SubmitResponse(seed=stream.seed)
+
+    def _admitted(self, request: engine_pb2.SubmitRequest) -> Submission:
+        prompt = list(request.prompt_token_ids)
+        common: dict[str, Any] = {
+            "tenant": request.tenant,
+            "priority": request.priority,
+            "past": [_past_from_proto(entry) for entry in request.past],
+            "resubmission": request.resubmission,
+        }
+        if request.WhichOneof("decoding") == "pooling_params":
+            params = pooling_params_from_proto(request.pooling_params)
+            return self._admission.admit_pooling(request.request_id, prompt, params, **common)
+        return self._admission.admit(request.request_id, prompt, self._params(request), **common)
 
     def _compiled(
         self, compiling: Future[CompiledGrammar], context: grpc.ServicerContext
@@ -236,6 +240,8 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             tokenizer_sha256=self._tokenizer_sha256,
             created=built.created,
             pagewire_version=__version__,
+            tasks=tasks_to_proto(built.tasks),
+            pooling=None if built.pooling is None else pooling_info_to_proto(built.pooling),
         )
 
     def GetTokenizer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagewire.outputs import PositionLogprobs
+from pagewire.pooling import PoolingParams
 from pagewire.sampling_params import SamplingParams
 
 
@@ -24,6 +25,7 @@ class NewSequence:
         output_token_ids: what it has produced so far.
         sampling_params: the request's.
         adapter: the engine's number for the LoRA that it runs with; 0: none.
+        pooling: set where the sequence is to be pooled, and no token is sampled.
     """
 
     sequence_id: int
@@ -33,6 +35,7 @@ class NewSequence:
     output_token_ids: list[int]
     sampling_params: SamplingParams
     adapter: int = 0
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)  # one a sequence and step: frozen, it would take four times as long to make
@@ -125,6 +128,14 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledVector:
+    """What pooling made of a sequence."""
+
+    sequence_id: int
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobsChunk:
     """Log probabilities of prompt tokens [start, start + len(positions)) of one sequence; start is
     1 or above."""
@@ -147,6 +158,7 @@ class StepResult:
             fails.
         candidates: for the beams among the ids in `sample_for`, in the plan's order.
         refused: (sequence id, why) where a sequence's constraint can't be kept: it alone fails.
+        vectors: for the pooled ones among the ids in `sample_for`, in the plan's order.
     """
 
     step: int
@@ -155,6 +167,7 @@ class StepResult:
     failed: list[tuple[int, str]] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
+    vectors: list[PooledVector] = field(default_factory=list)
 
     def extend(self, part: StepResult) -> None:
         """Adds what another part of the same step produced."""
@@ -163,6 +176,7 @@ class StepResult:
         self.failed.extend(part.failed)
         self.candidates.extend(part.candidates)
         self.refused.extend(part.refused)
+        self.vectors.extend(part.vectors)
 
 
 @dataclass(frozen=True, slots=True)

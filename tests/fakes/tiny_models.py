@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 VOCAB_SIZE = 320
 MAX_POSITIONS = 128
@@ -213,6 +213,86 @@ def write_tiny_model(folder: Path, name: str, seed: int = 0) -> Any:
     model.save_pretrained(folder)
     write_tiny_tokenizer(folder)
     return model
+
+
+BERT_LABELS = ("no", "perhaps", "yes")
+
+
+def write_tiny_bert(
+    folder: Path, *, labels: tuple[str, ...] = (), tokenizer: bool = True, **fields: Any
+) -> Any:
+    """A random BERT, with a head of classes where there are labels; returns transformers' model."""
+    from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+    config = BertConfig(
+        **{
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 3,
+            "max_position_embeddings": 64,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-12,
+        }
+        | fields,
+        **({"id2label": dict(enumerate(labels))} if labels else {}),
+    )
+    model = (BertForSequenceClassification if labels else BertModel)(config).float().eval()
+    generator = torch.Generator().manual_seed(len(labels))
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            centre = 1.0 if "LayerNorm.weight" in path else 0.0
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25 + centre)
+    model.save_pretrained(folder)
+    if tokenizer:
+        write_tiny_wordpiece(folder)
+    return model
+
+
+def write_tiny_wordpiece(folder: Path) -> None:
+    """Letters and digits, whole and as the rest of a word, with BERT's control tokens 0 to 3."""
+    control = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    words = [*control, *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(
+        models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(control)
+    # As MiniLM's comes: a server that heeds them cuts long texts in silence.
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_sentence_transformers_files(
+    folder: Path, mode: str = "mean_tokens", *, normalize: bool = True, max_seq_length: int = 32
+) -> None:
+    """What sentence-transformers writes beside a model."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    if normalize:
+        kinds["Normalize"] = "2_Normalize"
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (kind, path) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    modes = {f"pooling_mode_{name}": name == mode for name in ("cls_token", "mean_tokens", mode)}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    (folder / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": max_seq_length})
+    )
 
 
 def write_tiny_tokenizer(folder: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from pagewire.pooling import PoolingParams
 from pagewire_engine.models.gguf_config import hf_tensor_name
 from pagewire_engine.tokenizer_files import load_tokenizer_files
+from tests.fakes.pooling_driver import PoolingDriver
 from tests.fakes.step_driver import StepDriver, load
 
 NUM_TOKENS = 64
@@ -89,3 +91,26 @@ def test_weights_logits_and_greedy_tokens_equal_transformers(
         assert (decided[:, 0] - decided[:, 1]).min() > TOLERANCE, "a tie: use another prompt"
         assert output == expected[len(prompt) - 1 :].argmax(-1).tolist()
     assert "Paris" in tokenizer.decode(outputs[0])
+
+
+def test_the_last_tokens_hidden_state_is_its_embedding(model_path: Path, reference: Any) -> None:
+    """After the final norm, and the same whether it came in chunks, beside others, or had its
+    beginning in the cache."""
+    files = load_tokenizer_files(model_path.parent, model_path, mode="auto")
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    with PoolingDriver(model_path, runner="pooling", max_num_batched_tokens=16) as driver:
+        first = driver.vectors(prompts)
+        (again,) = driver.vectors(prompts[:1])
+        raw = driver.vectors(prompts, PoolingParams(use_activation=False))
+        stats = driver.built.engine.stats()
+    assert stats.num_prefill_chunks > 2
+    assert stats.prefix_cache_hits > 0
+    for prompt, unit, whole in zip(prompts, first, raw, strict=True):
+        with torch.inference_mode():
+            expected = reference.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+        # The hidden states go up to 100.
+        assert (torch.tensor(whole) - expected).abs().max() < TOLERANCE
+        expected = torch.nn.functional.normalize(expected, dim=0)
+        assert (torch.tensor(unit) - expected).abs().max() < 1e-5
+    assert (torch.tensor(again) - torch.tensor(first[0])).abs().max() < 1e-6

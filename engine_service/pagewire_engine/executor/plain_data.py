@@ -9,11 +9,13 @@ import orjson
 
 from pagewire.beam_search_params import BeamSettings
 from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire.pooling import PoolingParams
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.step import (
     Candidates,
     NewSequence,
+    PooledVector,
     PromptLogprobsChunk,
     SampledToken,
     ScheduledSequence,
@@ -68,6 +70,7 @@ def decode_result(data: bytes) -> StepResult:
             for entry in fields["candidates"]
         ],
         refused=_reasons(fields["refused"]),
+        vectors=[PooledVector(**entry) for entry in fields["vectors"]],
     )
 
 
@@ -91,7 +94,14 @@ def _new_sequence(entry: dict[str, Any]) -> NewSequence:
         params["beam_search"] = BeamSettings(**params["beam_search"])
     if params["structured_output"] is not None:
         params["structured_output"] = StructuredOutput(**params["structured_output"])
-    return NewSequence(**entry | {"sampling_params": SamplingParams(**params)})
+    pooling = entry["pooling"]
+    return NewSequence(
+        **entry
+        | {
+            "sampling_params": SamplingParams(**params),
+            "pooling": None if pooling is None else PoolingParams(**pooling),
+        }
+    )
 
 
 def _sampled_token(entry: dict[str, Any]) -> SampledToken:

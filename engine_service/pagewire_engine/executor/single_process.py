@@ -8,6 +8,8 @@ from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelFiles
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.worker.encoder_worker import EncoderWorker
+from pagewire_engine.worker.load_worker import load_worker
 from pagewire_engine.worker.worker import Worker
 
 
@@ -27,8 +29,9 @@ class SingleProcessExecutor:
         Raises:
             PagewireError: the model, its files or the settings can't be served.
         """
-        self._worker: Worker | None = Worker(config, model, grammars)
-        self._info = self._worker.info()
+        worker = load_worker(config, model, grammars)
+        self._worker: Worker | EncoderWorker | None = worker
+        self._info = worker.info()
 
     def info(self) -> WorkerInfo:
         return self._info

@@ -16,7 +16,7 @@ from pagewire.errors import ErrorCode, PagewireError
 from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
 from pagewire_engine.executor.plain_data import decode_plan, encode
 from pagewire_engine.model_files import ModelFiles
-from pagewire_engine.worker.worker import Worker
+from pagewire_engine.worker.load_worker import load_worker
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def serve(connection: socket.socket) -> None:
     setup = orjson.loads(data)
     logging.basicConfig(level=setup["config"]["log_level"].upper())
     try:
-        worker = Worker(EngineConfig(**setup["config"]), _files(setup["files"]))
+        worker = load_worker(EngineConfig(**setup["config"]), _files(setup["files"]))
     except Exception as error:
         send_frame(connection, FrameKind.ERROR, encode(_describe(error)))
         return

@@ -26,17 +26,39 @@ class KVShape:
     head_dim: int
 
 
-class CausalLM(nn.Module, ABC):
-    """A decoder with a language model head.
+class Model(nn.Module, ABC):
+    """What is loaded from a checkpoint.
 
     Attributes:
-        base_prefix: what checkpoints of the bare decoder leave out of their names.
-        ignored_tensors: names that old checkpoints hold and no model needs.
-        lm_head: hidden states to logits.
+        base_prefix: what checkpoints of the bare model leave out of their names.
+        ignored_tensors: names that checkpoints hold and this model does not need.
     """
 
     base_prefix: ClassVar[str]
     ignored_tensors: ClassVar[re.Pattern[str]] = re.compile(r"$^")
+
+    def use_kernels(self, dense: DenseBackend) -> None:
+        """Computes with this backend from now on; after loading, since it may pack weights."""
+        for module in self.modules():
+            if isinstance(module, KernelUser):
+                module.use_kernels(dense)
+
+    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor a checkpoint must hold, by Hugging Face name, and where it goes."""
+        places: dict[str, torch.Tensor] = {}
+        for path, module in self.named_modules():
+            if isinstance(module, Layer):
+                places.update(module.checkpoint_tensors(path))
+        return places
+
+
+class CausalLM(Model):
+    """A decoder with a language model head.
+
+    Attributes:
+        lm_head: hidden states to logits.
+    """
+
     lm_head: LMHead
 
     @property
@@ -66,19 +88,38 @@ class CausalLM(nn.Module, ABC):
         logits: torch.Tensor = self.lm_head(hidden, adapter_rows)
         return logits
 
-    def use_kernels(self, dense: DenseBackend) -> None:
-        """Computes with this backend from now on; after loading, since it may pack weights."""
-        for module in self.modules():
-            if isinstance(module, KernelUser):
-                module.use_kernels(dense)
 
-    def checkpoint_tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor a checkpoint must hold, by Hugging Face name, and where it goes."""
-        places: dict[str, torch.Tensor] = {}
-        for path, module in self.named_modules():
-            if isinstance(module, Layer):
-                places.update(module.checkpoint_tensors(path))
-        return places
+@dataclass(frozen=True, slots=True)
+class EncoderInputs:
+    """Whole sequences, packed one after the other: T tokens.
+
+    Attributes:
+        token_ids: int64 [T].
+        positions: int64 [T], from 0 in each sequence.
+        segments: int64 [T], 0, and 1 in the second text of a pair.
+        lengths: of the sequences; they add up to T.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    segments: torch.Tensor
+    lengths: list[int]
+
+
+class Encoder(Model):
+    """A model whose tokens see all others of their sequence."""
+
+    @abstractmethod
+    def forward(self, inputs: EncoderInputs) -> torch.Tensor:
+        """Hidden states [T, hidden]."""
+
+    def classify(self, first: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, hidden] of first tokens to logits [R, classes].
+
+        Raises:
+            TypeError: the model has no head of classes.
+        """
+        raise TypeError(f"{type(self).__name__} has no head of classes")
 
 
 @contextmanager

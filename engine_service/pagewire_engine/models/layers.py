@@ -323,6 +323,36 @@ class LayerNorm(Layer):
         return F.layer_norm(hidden, self.shape, self.weight, self.bias, self.eps)
 
 
+class EncoderAttention(nn.Module):
+    """Attention of every token to all of its sequence. A sequence at a time, so that its result
+    depends on no other."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: list[int]
+    ) -> torch.Tensor:
+        """Attends.
+
+        Args:
+            query: [T, num_heads, head_dim].
+            key: the same.
+            value: the same.
+            lengths: of the sequences; they add up to T.
+
+        Returns:
+            [T, num_heads * head_dim].
+        """
+        heads = [torch.split(tensor.transpose(0, 1), lengths, 1) for tensor in (query, key, value)]
+        attended = [
+            F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+            for q, k, v in zip(*heads, strict=True)
+        ]
+        return torch.cat(attended, 1).transpose(0, 1).flatten(1)
+
+
 class PagedAttention(nn.Module):
     """Writes a layer's keys and values to the cache and attends through the block tables."""
 

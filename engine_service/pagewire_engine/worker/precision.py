@@ -12,7 +12,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def model_dtype(name: str, description: ModelDescription, device: torch.device) -> torch.dtype:
     """What the weights are held in, and the model computes in. `auto` is float32 on CPU, elsewhere
-    what the model was published in."""
+    what the model was published in; of embeddings whose model does not say, float32, since small
+    differences between them count."""
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cpu":
@@ -20,7 +21,9 @@ def model_dtype(name: str, description: ModelDescription, device: torch.device) 
     own = getattr(description.hf_config, "dtype", None)
     if isinstance(own, str):
         own = _DTYPES.get(own)
-    return own if isinstance(own, torch.dtype) else torch.bfloat16
+    if isinstance(own, torch.dtype):
+        return own
+    return torch.bfloat16 if description.pooler is None else torch.float32
 
 
 def cache_dtype(name: str, own: torch.dtype, device: torch.device) -> torch.dtype:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
-from pagewire.errors import FailedPreconditionError, InvalidArgumentError
+from pagewire.errors import InvalidArgumentError
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelFiles, load_description
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.rotary import head_dim_of
-from pagewire_engine.models.weight_loading import load_model
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
@@ -33,7 +32,9 @@ from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.largest_step import largest_step
 from pagewire_engine.worker.memory import gib, measure_graphs, measure_largest_step
 from pagewire_engine.worker.model_runner import ModelRunner
+from pagewire_engine.worker.pooling_runner import PoolingRunner
 from pagewire_engine.worker.precision import cache_dtype, dtype_name, model_dtype, quantizes
+from pagewire_engine.worker.weights import load_weights
 
 if TYPE_CHECKING:
     from pagewire_engine.worker.device_runner import DeviceRunner
@@ -61,7 +62,7 @@ class Worker:
         self._times = StartupTimes()
         with self._times.phase("device"):
             self._device = find_device(config.device)
-        self._quantizes = quantizes(config.quantization, self._device)
+        quantizes(config.quantization, self._device)  # before anything is loaded
         if self._device.type == "cpu":
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
@@ -126,8 +127,9 @@ class Worker:
 
     @property
     def launches_ahead(self) -> bool:
-        """See Executor.launches_ahead."""
-        return self._kernels.launch_ahead
+        """See Executor.launches_ahead. What pools is computed step by step: most of it is long
+        prompts, which hide the host's part."""
+        return self._kernels.launch_ahead and self._description.pooler is None
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Begins one step; see Executor.launch."""
@@ -175,11 +177,11 @@ class Worker:
         # Blocks are swapped through a buffer that is still to come.
         left = memory.left(self._config.gpu_memory_utilization)
         left -= staging_bytes(self._cache_size.block_bytes)
-        if not isinstance(runner, ModelRunner):
+        if not isinstance(runner, ModelRunner | PoolingRunner):
             left -= measure_graphs(runner.capture, self._graph_sizes(), self._device)
         return left
 
-    def _run_largest_step(self, runner: ModelRunner | DeviceRunner) -> StepResult:
+    def _run_largest_step(self, runner: ModelRunner | PoolingRunner | DeviceRunner) -> StepResult:
         """Runs it, and forgets its sequences. Block 0 is overwritten."""
         config = self._config
         plan = largest_step(
@@ -194,24 +196,16 @@ class Worker:
         return result
 
     def _load_model(self, files: ModelFiles) -> CausalLM:
-        config = self._config
-        try:
-            return load_model(
-                files,
-                self._description,
-                dtype=self._dtype,
-                device=self._device,
-                dummy_seed=config.seed if config.load_format == "dummy" else None,
-                dense=self._kernels.dense,
-                quantize=self._quantizes,
-            )
-        except torch.OutOfMemoryError as error:
-            _, total = torch.cuda.mem_get_info(self._device)
-            raise FailedPreconditionError(
-                f"the weights do not fit in the memory of {self._device} ({gib(total)}, shared "
-                "with what else runs there); use a smaller model or dtype, or another GPU",
-                field="model",
-            ) from error
+        model = load_weights(
+            files,
+            self._description,
+            self._config,
+            self._dtype,
+            self._device,
+            self._kernels.dense,
+        )
+        assert isinstance(model, CausalLM)  # an EncoderWorker has the others
+        return model
 
     def _new_adapters(self) -> WorkerAdapters | None:
         config = self._config
@@ -229,7 +223,7 @@ class Worker:
 
     def _compile_ahead(self) -> None:
         runner = self._new_runner(self._new_cache(num_blocks=1))
-        if isinstance(runner, ModelRunner):
+        if isinstance(runner, ModelRunner | PoolingRunner):
             return
         # Late: it loads triton, which only CUDA needs.
         from pagewire_engine.worker.compile_ahead import compile_ahead
@@ -263,8 +257,12 @@ class Worker:
             num_cpu_blocks,
         )
 
-    def _new_runner(self, cache: CacheEngine) -> ModelRunner | DeviceRunner:
+    def _new_runner(self, cache: CacheEngine) -> ModelRunner | PoolingRunner | DeviceRunner:
         config, description = self._config, self._description
+        if description.pooler is not None:
+            return PoolingRunner(
+                self._model, cache, self._kernels.attention, description.pooler, self._device
+            )
         if not self._kernels.launch_ahead:
             return ModelRunner(
                 self._model,
@@ -304,7 +302,7 @@ class Worker:
             InvalidArgumentError: there is no memory for it.
         """
         runner, sizes = self._runner, self._graph_sizes()
-        if isinstance(runner, ModelRunner):
+        if isinstance(runner, ModelRunner | PoolingRunner):
             return
         if not self._ran_largest_step:
             self._run_largest_step(runner)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
+from pagewire.pooling import PoolingInfo, PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
 
@@ -28,6 +29,8 @@ class ModelInfo:
     tokenizer_sha256: str
     created: int
     epoch: int
+    tasks: tuple[Task, ...] = (Task.GENERATE,)
+    pooling: PoolingInfo | None = None
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class TokenDelta:
         times: set with finish_reason; before, when the request's first token came.
         prompt_logprobs: positions from `prompt_logprobs_start` on (1 or above), where asked for;
             sequence 0 only.
+        vector: what pooling made of the prompt; comes with finish_reason.
     """
 
     sequence_index: int
@@ -57,6 +61,7 @@ class TokenDelta:
     times: RequestTimes | None = None
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs_start: int = 0
+    vector: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +88,18 @@ class EngineRequest:
             there; its stream then begins after these tokens.
         whole: the stream is read for its end alone. An engine in this process then wakes the reader
             once; over the wires tokens come as ever.
+        pooling: the answer is a vector; then `sampling_params` says nothing.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
     tenant: str = ""
     priority: int = 0
     adapter: str = ""
     past: tuple[PastSequence, ...] = ()
     whole: bool = False
+    pooling: PoolingParams | None = None
 
 
 class TokenStream(Protocol):

@@ -10,8 +10,11 @@ import grpc
 
 from pagewire.conversion import (
     beam_search_to_proto,
+    pooling_info_from_proto,
+    pooling_params_to_proto,
     sampling_params_from_proto,
     sampling_params_to_proto,
+    tasks_from_proto,
 )
 from pagewire.errors import FailedPreconditionError, NotFoundError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason
@@ -123,7 +126,9 @@ class ControlChannel:
             adapter=request.adapter,
             resubmission=past is not None,
         )
-        if request.sampling_params.beam_search is not None:
+        if request.pooling is not None:
+            message.pooling_params.CopyFrom(pooling_params_to_proto(request.pooling))
+        elif request.sampling_params.beam_search is not None:
             message.beam_search.CopyFrom(beam_search_to_proto(request.sampling_params))
         else:
             message.sampling_params.CopyFrom(sampling_params_to_proto(request.sampling_params))
@@ -171,6 +176,10 @@ class ControlChannel:
             tokenizer_sha256=response.tokenizer_sha256,
             created=response.created,
             epoch=response.epoch,
+            tasks=tasks_from_proto(response.tasks),
+            pooling=(
+                pooling_info_from_proto(response.pooling) if response.HasField("pooling") else None
+            ),
         )
 
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:

@@ -418,4 +418,4 @@ class EngineLink:
 
 def _identity(info: ModelInfo) -> tuple[object, ...]:
     """What must not change under a request that goes on."""
-    return info.architecture, info.vocab_size, info.tokenizer_sha256
+    return info.architecture, info.vocab_size, info.tokenizer_sha256, info.tasks, info.pooling

@@ -10,6 +10,7 @@ import itertools
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InternalError, UnavailableError
@@ -22,7 +23,7 @@ from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.servicer import tokenizer_hash
 from pagewire_engine.stats_message import stats_message, window_message
 from pagewire_engine.structured_output import start_compiling
-from pagewire_engine.submission import SequencePast
+from pagewire_engine.submission import SequencePast, Submission
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 
@@ -122,13 +123,10 @@ class InProcessEngineClient:
             tokenizer_sha256=tokenizer_hash(built.tokenizer_files),
             created=built.created,
             epoch=built.created,
+            tasks=built.tasks,
+            pooling=built.pooling,
         )
-        self._admission = Admission(
-            info.vocab_size,
-            info.max_model_len,
-            self._config.seed,
-            num_eos_token_ids=len(built.eos_token_ids),
-        )
+        self._admission = built.admission(self._config.seed)
         self._engine_loop = EngineLoop(built.engine, self._publish, self._on_engine_death)
         self._engine_loop.start()
         self._built = built
@@ -211,18 +209,7 @@ class InProcessEngineClient:
             raise FailedPreconditionError(
                 "adapters are not enabled on this engine", field="adapter"
             )
-        submission = admission.admit(
-            request.request_id,
-            request.prompt_token_ids,
-            request.sampling_params,
-            tenant=request.tenant,
-            priority=request.priority,
-            past=[
-                SequencePast(index, one.token_ids, one.finish_reason, one.cumulative_logprob)
-                for index, one in enumerate(request.past)
-            ],
-            resubmission=bool(request.past),
-        )
+        submission = _admitted(admission, request)
         compiling = start_compiling(built.grammars, submission)
         if compiling is not None:
             # Others may wait for the same grammar: it is compiled even if this call is cancelled.
@@ -292,6 +279,7 @@ class InProcessEngineClient:
                         stop_token_id=output.stop_token_id,
                         cumulative_logprob=output.cumulative_logprob,
                         times=output.times,
+                        vector=output.vector,
                     )
             except MissingTokensError as error:
                 mailbox.fail(InternalError(f"the engine lost count of its tokens: {error}"))
@@ -306,3 +294,22 @@ class InProcessEngineClient:
 
 def _remove(mailboxes: dict[str, Mailbox], engine_id: str) -> None:
     mailboxes.pop(engine_id, None)
+
+
+def _admitted(admission: Admission, request: EngineRequest) -> Submission:
+    common: dict[str, Any] = {
+        "tenant": request.tenant,
+        "priority": request.priority,
+        "past": [
+            SequencePast(index, one.token_ids, one.finish_reason, one.cumulative_logprob)
+            for index, one in enumerate(request.past)
+        ],
+        "resubmission": bool(request.past),
+    }
+    if request.pooling is not None:
+        return admission.admit_pooling(
+            request.request_id, request.prompt_token_ids, request.pooling, **common
+        )
+    return admission.admit(
+        request.request_id, request.prompt_token_ids, request.sampling_params, **common
+    )

@@ -142,8 +142,9 @@ class Mailbox:
         num_tokens: int | None = None,
         cumulative_logprob: float = 0.0,
         times: RequestTimes | None = None,
+        vector: list[float] | None = None,
     ) -> None:
-        """Takes the end of a sequence.
+        """Takes the end of a sequence, with what pooling made of it.
 
         Raises:
             MissingTokensError: fewer than `num_tokens` tokens have come.
@@ -159,6 +160,7 @@ class Mailbox:
         delta.stop_token_id = stop_token_id
         delta.cumulative_logprob = cumulative_logprob
         delta.times = times
+        delta.vector = vector
         self._close_one()
 
     def fail(self, error: PagewireError) -> None:

@@ -379,12 +379,13 @@ def deliver(
                 mailbox.add_prompt_logprobs(prompt.start, _positions(prompt.positions))
             except MissingTokensError as error:
                 on_failure(prompt.stream, InternalError(f"the delta wire lost some: {error}"))
+    vectors = {(entry.stream, entry.sequence): list(entry.values) for entry in deltas.vectors}
     for end in deltas.finished:
         mailbox = streams.get(end.stream)
         if mailbox is not None:
             touched[end.stream] = urgent[end.stream] = mailbox
             try:
-                _finish(mailbox, end)
+                _finish(mailbox, end, vectors.get((end.stream, end.sequence)))
             except (MissingTokensError, IndexError) as error:
                 on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
     for failed in deltas.failed:
@@ -393,7 +394,9 @@ def deliver(
     return touched.values(), urgent.values()
 
 
-def _finish(mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished) -> None:
+def _finish(
+    mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished, vector: list[float] | None
+) -> None:
     mailbox.finish(
         end.sequence,
         FinishReason(end.reason),
@@ -401,6 +404,7 @@ def _finish(mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished) -> None:
         num_tokens=end.num_tokens,
         cumulative_logprob=end.cumulative_logprob,
         times=_times(end.times),
+        vector=vector,
     )
 
 

@@ -63,6 +63,7 @@ class Recorded:
     ends: dict[int, SequenceOutput] = field(default_factory=dict)
     num_logprobs: int = 0
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
+    vector: list[float] | None = None
     error: PagewireError | None = None
 
 
@@ -153,6 +154,10 @@ class Harness:
         if output.logprobs is not None:
             assert len(output.logprobs) == len(output.token_ids)
             recorded.num_logprobs += len(output.logprobs)
+        if output.vector is not None:
+            assert output.finish_reason is FinishReason.STOP, "a vector is the end"
+            assert not tokens, "what pools has no tokens"
+            recorded.vector = output.vector
         if output.finish_reason is not None:
             assert output.times is not None
             recorded.ends[output.sequence_index] = output

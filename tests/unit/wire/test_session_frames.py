@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -11,6 +12,8 @@ from pagewire.v1.token_deltas_pb2 import StepDeltas
 from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
 from pagewire_engine.retention import MAX_FRAME_BYTES
 from pagewire_engine.sessions import ACK_TIMEOUT_S, WINDOW, Session, Stream, StreamNumbers
+from pagewire_frontend.engine_client.mailbox import Mailbox
+from pagewire_frontend.engine_client.session import deliver
 
 
 def session() -> Session:
@@ -237,3 +240,51 @@ def test_a_step_of_256_streams_is_built_in_well_under_a_millisecond() -> None:
         owner.acknowledge(step + 1, 0.0)
     # About 0.2 ms; the bound leaves room for busy machines.
     assert best < 0.002
+
+
+def vector_end(values: list[float]) -> SequenceOutput:
+    return SequenceOutput("r", 0, 0, [], finish_reason=FinishReason.STOP, vector=values)
+
+
+def test_a_vector_goes_with_its_end_until_it_is_acknowledged() -> None:
+    owner = session()
+    stream = open_stream(owner)
+    assert owner.record(stream, vector_end([0.5, -2.0]))
+    first = take(owner)
+    assert [(v.stream, v.sequence, list(v.values)) for v in first.vectors] == [(1, 0, [0.5, -2.0])]
+    assert [end.reason for end in first.finished] == [int(FinishReason.STOP)]
+    owner.rewind()
+    again = take(owner)
+    assert (again.vectors, again.finished) == (first.vectors, first.finished)
+    owner.acknowledge(again.frame, 0.0)
+    assert not owner.streams
+    assert not owner.can_send(0.0)
+
+
+def test_many_long_vectors_take_several_frames() -> None:
+    owner = session()
+    size = 4096
+    for number in range(1, 41):
+        owner.record(open_stream(owner, number), vector_end([float(number)] * size))
+    seen: list[int] = []
+    while owner.can_send(0.0):
+        frame = take(owner)
+        assert frame.ByteSize() < MAX_FRAME_BYTES + 4 * size + 1000
+        assert len(frame.vectors) == len(frame.finished)
+        seen += [entry.stream for entry in frame.vectors]
+        owner.acknowledge(frame.frame, 0.0)
+    assert sorted(seen) == list(range(1, 41))
+    assert not owner.streams
+
+
+def test_a_vector_that_comes_twice_is_delivered_once() -> None:
+    owner = session()
+    owner.record(open_stream(owner), vector_end([1.5]))
+    frame = take(owner)
+    mailbox = Mailbox(1, lambda: None)
+    for _ in range(2):
+        deliver(frame, {1: mailbox}, lambda number, error: None)
+    (delta,) = asyncio.run(mailbox.take())
+    assert delta.vector == [1.5]
+    assert delta.finish_reason is FinishReason.STOP
+    assert mailbox.ended

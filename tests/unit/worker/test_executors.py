@@ -13,6 +13,7 @@ import pytest
 from pagewire.config import EngineConfig
 from pagewire.errors import InternalError, InvalidArgumentError, UnavailableError
 from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire.pooling import PoolingParams
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.executor.multi_process import MultiProcessExecutor, WorkerDiedError
@@ -21,12 +22,14 @@ from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.model_files import resolve_model
 from pagewire_engine.step import (
     NewSequence,
+    PooledVector,
     PromptLogprobsChunk,
     SampledToken,
     ScheduledSequence,
     StepPlan,
     StepResult,
 )
+from tests.fakes.tiny_models import write_tiny_bert
 
 PARAMS = SamplingParams(
     temperature=0.9, top_p=0.9, logit_bias={3: 2.5}, logprobs=3, prompt_logprobs=1, stop=("x",)
@@ -91,6 +94,23 @@ def test_a_worker_in_another_process_gives_identical_results(tiny_llama: Path) -
     finally:
         there.shutdown()
         there.shutdown()
+
+
+def test_an_encoder_in_another_process_gives_identical_vectors(tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path)
+    config = _config(tmp_path)
+    here = SingleProcessExecutor(config, resolve_model(config))
+    there = MultiProcessExecutor(config, resolve_model(config))
+    new = [NewSequence(n, 0, 0, [2, n, 3], [], PARAMS, PoolingParams()) for n in (1, 2)]
+    parts = [ScheduledSequence(n, 0, 3, 0, [], (n,)) for n in (1, 2)]
+    try:
+        assert there.info() == here.info()
+        result = there.execute(StepPlan(1, new, parts))
+        assert [vector.sequence_id for vector in result.vectors] == [1, 2]
+        assert result == here.execute(StepPlan(1, new, parts))
+    finally:
+        there.shutdown()
+        here.shutdown()
 
 
 def _decode_after(executor: Executor, *steps: StepPlan, table: list[int]) -> SampledToken:
@@ -167,7 +187,10 @@ def test_an_executor_that_was_shut_down_refuses(tiny_llama: Path) -> None:
 def test_plans_and_results_survive_the_boundary() -> None:
     plan = StepPlan(
         3,
-        [NewSequence(1, 2, -5, [1, 2], [3], PARAMS)],
+        [
+            NewSequence(1, 2, -5, [1, 2], [3], PARAMS),
+            NewSequence(2, 0, 0, [1], [], SamplingParams(), PoolingParams(use_activation=True)),
+        ],
         [ScheduledSequence(1, 2, 1, 0, [4], (1, 9))],
         forgotten=[8],
         swap_out=[(7, 0), (9, 3)],
@@ -181,9 +204,11 @@ def test_plans_and_results_survive_the_boundary() -> None:
         [SampledToken(1, 4, -0.1, position), SampledToken(2, 5, math.nan)],
         [PromptLogprobsChunk(1, 1, [position])],
         [(7, "NaN")],
+        vectors=[PooledVector(2, [0.1, -2.5e-8])],
     )
     decoded = decode_result(encode(result))
     assert math.isnan(decoded.sampled[1].logprob)
     assert decoded.sampled[0] == result.sampled[0]
     assert decoded.prompt_logprobs == result.prompt_logprobs
     assert decoded.failed == result.failed
+    assert decoded.vectors == result.vectors

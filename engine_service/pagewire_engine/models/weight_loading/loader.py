@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from pagewire_engine.model_files import ModelDescription, ModelFiles
-from pagewire_engine.models.base import CausalLM, construction
+from pagewire_engine.models.base import CausalLM, Model, construction
 from pagewire_engine.models.errors import ModelFileError, building_from
-from pagewire_engine.models.layers import Layer, Linear, LMHead, MatrixLayer
+from pagewire_engine.models.layers import Embedding, Layer, Linear, LMHead, MatrixLayer
 from pagewire_engine.models.registry import model_class
 from pagewire_engine.models.weight_loading.dummy_source import DummySource
 from pagewire_engine.models.weight_loading.safetensors_source import SafetensorsSource
@@ -43,7 +43,7 @@ def load_model(
     dummy_seed: int | None = None,
     dense: DenseBackend | None = None,
     quantize: bool = False,
-) -> CausalLM:
+) -> Model:
     """The model with its weights.
 
     Args:
@@ -81,7 +81,7 @@ def load_model(
 
 
 def fill(
-    model: CausalLM,
+    model: Model,
     source: TensorSource,
     dense: DenseBackend | None = None,
     *,
@@ -92,7 +92,8 @@ def fill(
     Raises:
         ModelFileError: a tensor is missing, left over, given twice, or has another shape.
     """
-    _untie_if_different(model, source)
+    if isinstance(model, CausalLM):
+        _untie_if_different(model, source)
     places = model.checkpoint_tensors()
     names = _names_of_places(model, source, places)
     unfinished = _Unfinished(model, dense or TorchDense(), quantize)
@@ -102,7 +103,7 @@ def fill(
 
 
 def _names_of_places(
-    model: CausalLM, source: TensorSource, places: dict[str, torch.Tensor]
+    model: Model, source: TensorSource, places: dict[str, torch.Tensor]
 ) -> dict[str, str]:
     """The source's name of each place, in the source's order.
 
@@ -169,9 +170,9 @@ def _landed(under_way: deque[tuple[str, Future[None]]]) -> str:
 class _Unfinished:
     """Layers that wait for tensors; each is given its final form when it has them all."""
 
-    def __init__(self, model: CausalLM, dense: DenseBackend, quantize: bool) -> None:
+    def __init__(self, model: Model, dense: DenseBackend, quantize: bool) -> None:
         self.dense = dense
-        self._shared = model.input_embedding() if model.lm_head.tied else None
+        self._shared = _tied_embedding(model)
         self._quantize = quantize
         self._layers: dict[str, Layer] = {}
         self._waiting: dict[Layer, int] = {}
@@ -195,16 +196,23 @@ class _Unfinished:
         return isinstance(layer, Linear | LMHead) or layer is self._shared
 
 
-def _place_name(model: CausalLM, name: str, places: dict[str, torch.Tensor]) -> str | None:
-    """Checkpoints of the bare decoder leave its prefix out."""
+def _place_name(model: Model, name: str, places: dict[str, torch.Tensor]) -> str | None:
+    """Checkpoints of the bare model leave its prefix out."""
     if name in places:
         return name
     prefixed = model.base_prefix + name
     return prefixed if prefixed in places else None
 
 
-def _is_harmless(model: CausalLM, name: str) -> bool:
-    is_copy_of_embedding = name == _HEAD and model.lm_head.tied
+def _tied_embedding(model: Model) -> Embedding | None:
+    """The embedding that the head shares, if there is one that does."""
+    if isinstance(model, CausalLM) and model.lm_head.tied:
+        return model.input_embedding()
+    return None
+
+
+def _is_harmless(model: Model, name: str) -> bool:
+    is_copy_of_embedding = name == _HEAD and _tied_embedding(model) is not None
     return is_copy_of_embedding or model.ignored_tensors.search(name) is not None
 
 
