@@ -94,6 +94,10 @@ def pooler_config(
     ):
         _refuse_settings(config, "is for models that pool; leave it out, or set runner to pooling")
         return None
+    if config.enable_lora:
+        raise InvalidArgumentError(
+            "enable_lora", "adapters are for models that generate, and this one pools; leave it out"
+        )
     if architecture in CLASSIFIERS:
         _refuse_settings(config, f"is for embeddings, and {architecture} classifies; leave it out")
         return _classifier(hf_config, architecture)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from pagewire.pooling import PoolingParams
 from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.layers import ForwardContext
@@ -66,14 +65,15 @@ class PoolingRunner:
         hidden: torch.Tensor = self._model(inputs.token_ids, inputs.positions, context)
         starts = inputs.metadata.host_query_start_locations
         pooled: list[torch.Tensor] = []
-        ended: list[Any] = []
+        ended: list[tuple[int, PoolingParams]] = []
         for index, part in enumerate(plan.scheduled):
             rows = hidden[starts[index] : starts[index + 1]]
             if self._takes_mean:
                 self._sums.setdefault(part.sequence_id, {})[part.start] = rows.double().sum(0)
             if part.sample_for:
                 pooled.append(self._pooled(part, rows))
-                ended.append((part.sequence_id, self._batch[part.sequence_id].new.pooling))
+                asked = self._batch[part.sequence_id].new.pooling
+                ended.append((part.sequence_id, asked or PoolingParams()))
         if not ended:
             return StepResult(plan.step, [])
         return self._pooler.result(plan.step, ended, torch.stack(pooled))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
-from pagewire.errors import InvalidArgumentError
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelFiles, load_description

@@ -114,6 +114,7 @@ def test_files_that_make_no_sense_are_refused(
         (_LLAMA, {"pooling_type": "last"}, "pooling_type"),
         (_LLAMA, {"normalize_embeddings": False}, "normalize_embeddings"),
         (_LLAMA, {"runner": "pooling", "pooling_type": "cls"}, "pooling_type"),
+        (_BERT, {"enable_lora": True}, "enable_lora"),
         (_CLASSES, {"pooling_type": "mean"}, "pooling_type"),
         (_CLASSES, {"normalize_embeddings": True}, "normalize_embeddings"),
     ],
