@@ -32,7 +32,10 @@ class FakeObservability(operations_pb2_grpc.ObservabilityServicer):
     ) -> Iterator[engine_pb2.GetStatsResponse]:
         """A message each interval."""
         if not self.allowed:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "WatchStats is off on this server")
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "WatchStats is off on this server; start the frontend with --allow-watch-stats",
+            )
         while context.is_active():
             yield self._stats(request.with_window)
             if not request.interval_ms:

@@ -67,12 +67,11 @@ def test_nobody_looks_at_the_engine_from_the_chat(page: Page, engine: FakeObserv
         time.sleep(2.5)
 
 
-def test_without_leave_there_is_no_tab(page: Page, engine: FakeObservability) -> None:
+def test_without_leave_the_tab_says_which_flag_gives_it(
+    page: Page, engine: FakeObservability
+) -> None:
     engine.allowed = False
     page.reload()
-    expect(page.locator("#head")).to_contain_text("fake-model")
-    send(page, "hello")
-    expect(answer(page)).to_contain_text("You said: hello")
-    expect(page.get_by_role("tab", name="Engine")).to_have_count(0)
-    expect(page.get_by_role("tab", name="Chat")).not_to_be_visible()
+    page.get_by_role("tab", name="Engine").click()
+    expect(page.locator("#engine").get_by_role("alert")).to_contain_text("--allow-watch-stats")
     assert engine.looks == 0

@@ -5,29 +5,45 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from pagewire.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
-from pagewire_ui.frontend_access import FrontendAccess
+from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire_ui.frontend_link import FrontendLink
 
 # A page can't draw faster than people see; tokens that come meanwhile are shown together.
 _REDRAW_S = 0.04
-# Around a model's reasoning in the text; the page folds it away.
-REASONING_TAGS = ("<think>", "</think>")
+_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """What the page's controls hold; None leaves the choice to the server."""
+    """What the page's controls hold; None leaves the choice to the server.
+
+    Attributes:
+        model: an adapter's name; "" is the base model.
+        chat_template: a template's name or source, in place of the model's own.
+        stop: strings that end the answer.
+        logprobs: alternatives to tell of each token.
+    """
 
     system_prompt: str = ""
+    model: str = ""
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    stop: Sequence[str] = ()
+    logprobs: int | None = None
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +52,29 @@ class ChatProgress:
 
     Attributes:
         text: all of it, not only what is new.
+        reasoning: the model's reasoning, which is no part of the text.
         num_tokens: tokens of the answer.
-        num_prompt_tokens: tokens of the conversation it answers; 0 until the end.
+        num_prompt_tokens, num_cached_tokens: tokens of the conversation it answers, and how many of
+            them the prefix cache had; 0 until the end.
         first_token_s: seconds until the first token came; None before.
         elapsed_s: seconds since it was asked for.
         reason: why it ended: "stop", "length", "cancelled" or "error"; "" while it goes on.
         is_over: nothing more comes.
         error: for "error", what to tell the person.
-        in_reasoning: the text ends within REASONING_TAGS.
+        details: each token with its alternatives, where they were asked for.
     """
 
     text: str = ""
+    reasoning: str = ""
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     first_token_s: float | None = None
     elapsed_s: float = 0.0
     reason: str = ""
     is_over: bool = False
     error: str = ""
-    in_reasoning: bool = False
+    details: Sequence[inference_pb2.PositionText] = field(default=(), repr=False)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -67,27 +87,19 @@ class ChatProgress:
 class ChatClient:
     """Asks one frontend. Make it, and use it, in one event loop."""
 
-    def __init__(self, target: str, access: FrontendAccess | None = None) -> None:
-        """
-        Args:
-            target: HOST:PORT of the frontend's gRPC API. It need not be up yet.
-            access: key and certificates; None: neither.
-        """
-        access = access or FrontendAccess()
-        self.target = target
-        self._metadata = access.metadata
-        self._channel = access.channel(target)
-        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+    def __init__(self, link: FrontendLink) -> None:
+        self._link = link
 
-    async def model_name(self) -> str | None:
-        """The name of the model that is served; None while the frontend does not serve."""
+    async def models(self) -> list[inference_pb2.Model] | None:
+        """What is served, the base model first; None while the frontend does not serve."""
+        request = inference_pb2.ListModelsRequest()
         try:
-            answer = await self._stub.ListModels(
-                inference_pb2.ListModelsRequest(), timeout=3.0, metadata=self._metadata
+            answer = await self._link.inference.ListModels(
+                request, timeout=_TIMEOUT_S, metadata=self._link.metadata
             )
         except grpc.aio.AioRpcError:
             return None
-        return answer.models[0].id if answer.models else None
+        return list(answer.models)
 
     async def answer(
         self, messages: Sequence[tuple[str, str]], settings: ChatSettings, stop: asyncio.Event
@@ -104,7 +116,7 @@ class ChatClient:
             for what server or network do wrong: that is in `reason` and `error`.
         """
         begun = time.monotonic()
-        call = self._stub.Chat(_request(messages, settings), metadata=self._metadata)
+        call = self._link.inference.Chat(_request(messages, settings), metadata=self._link.metadata)
         received: list[inference_pb2.ChatResponse] = []
         news = asyncio.Event()
         reader = asyncio.create_task(_read(call, received, news))
@@ -118,7 +130,7 @@ class ChatClient:
                 progress = _advance(progress, received, time.monotonic() - begun)
                 received.clear()
                 if finished:
-                    progress = _conclude(progress, reader, self.target)
+                    progress = _conclude(progress, reader, self._link)
                 yield progress
                 if not finished:
                     await asyncio.wait([reader], timeout=_REDRAW_S)
@@ -128,10 +140,6 @@ class ChatClient:
             for task in (reader, stopper):
                 task.cancel()
             await asyncio.gather(reader, stopper, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Closes the channel."""
-        await self._channel.close(None)
 
 
 async def _read(
@@ -160,17 +168,31 @@ def _request(
     if settings.system_prompt.strip():
         turns.insert(0, ("system", settings.system_prompt))
     return inference_pb2.ChatRequest(
-        messages=[
-            inference_pb2.ChatMessage(role=role, content=[inference_pb2.ContentPart(text=text)])
-            for role, text in turns
-        ],
+        model=settings.model,
+        messages=chat_messages(turns),
         sampling_params=sampling_pb2.SamplingParams(
             temperature=settings.temperature,
             top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            repetition_penalty=settings.repetition_penalty,
+            presence_penalty=settings.presence_penalty,
+            frequency_penalty=settings.frequency_penalty,
             max_tokens=settings.max_tokens,
             seed=settings.seed,
+            logprobs=settings.logprobs,
         ),
+        text_params=inference_pb2.TextParams(stop=settings.stop),
+        template_params=inference_pb2.ChatTemplateParams(chat_template=settings.chat_template),
     )
+
+
+def chat_messages(turns: Sequence[tuple[str, str]]) -> list[inference_pb2.ChatMessage]:
+    """Messages of (role, text) pairs."""
+    return [
+        inference_pb2.ChatMessage(role=role, content=[inference_pb2.ContentPart(text=text)])
+        for role, text in turns
+    ]
 
 
 _ENDS = {
@@ -185,36 +207,37 @@ _ENDS = {
 def _advance(
     progress: ChatProgress, received: Sequence[inference_pb2.ChatResponse], elapsed_s: float
 ) -> ChatProgress:
-    text, reason = [progress.text], progress.reason
-    in_reasoning = progress.in_reasoning
-    tokens, prompt_tokens = progress.num_tokens, progress.num_prompt_tokens
+    text, reasoning, details = [progress.text], [progress.reasoning], list(progress.details)
+    tokens = progress.num_tokens
+    changes: dict[str, Any] = {}
     for message in received:
         for choice in message.choices:
-            if choice.reasoning_content:
-                text += ("" if in_reasoning else REASONING_TAGS[0], choice.reasoning_content)
-                in_reasoning = True
-            if choice.content and in_reasoning:
-                text.append(REASONING_TAGS[1])
-                in_reasoning = False
             text.append(choice.content)
+            reasoning.append(choice.reasoning_content)
+            details.extend(choice.logprobs)
             tokens += len(choice.token_ids)
-            reason = _ENDS.get(choice.finish_reason, reason)
+            if choice.finish_reason in _ENDS:
+                changes["reason"] = _ENDS[choice.finish_reason]
         if message.HasField("usage"):
-            prompt_tokens = message.usage.prompt_tokens
+            changes["num_prompt_tokens"] = message.usage.prompt_tokens
+            changes["num_cached_tokens"] = message.usage.cached_tokens
             tokens = message.usage.completion_tokens or tokens
-    first = progress.first_token_s
-    return ChatProgress(
+    if progress.first_token_s is None and tokens:
+        changes["first_token_s"] = elapsed_s
+    return replace(
+        progress,
         text="".join(text),
+        reasoning="".join(reasoning),
         num_tokens=tokens,
-        num_prompt_tokens=prompt_tokens,
-        first_token_s=elapsed_s if first is None and tokens else first,
         elapsed_s=elapsed_s,
-        reason=reason,
-        in_reasoning=in_reasoning,
+        details=details,
+        **changes,
     )
 
 
-def _conclude(progress: ChatProgress, reader: asyncio.Task[None], target: str) -> ChatProgress:
+def _conclude(
+    progress: ChatProgress, reader: asyncio.Task[None], link: FrontendLink
+) -> ChatProgress:
     """The call is over: says how, and what to tell the person if it failed."""
     if reader.cancelled():
         return replace(progress, reason="cancelled", is_over=True)
@@ -222,29 +245,8 @@ def _conclude(progress: ChatProgress, reader: asyncio.Task[None], target: str) -
     if isinstance(failure, grpc.aio.AioRpcError):
         if failure.code() == grpc.StatusCode.CANCELLED:
             return replace(progress, reason="cancelled", is_over=True)
-        error = explain(failure.code(), failure.details() or "", target)
-        return replace(progress, reason="error", is_over=True, error=error)
+        return replace(progress, reason="error", is_over=True, error=link.explain(failure))
     if failure is not None or progress.reason in ("", "error"):
         error = "The server could not finish this answer."
         return replace(progress, reason="error", is_over=True, error=error)
     return replace(progress, is_over=True)
-
-
-def explain(code: grpc.StatusCode, details: str, target: str) -> str:
-    """An error as a person at the page would want to read it."""
-    match code:
-        case grpc.StatusCode.UNAVAILABLE:
-            return (
-                f"The model server at {target} can't be reached at the moment. "
-                "It may be starting or restarting: try again in a few seconds."
-            )
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return "The server is busy with other requests. Try again in a moment."
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return "The server took too long to answer. Try again, or ask for a shorter answer."
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return f"The server does not accept this request: {details}"
-        case grpc.StatusCode.FAILED_PRECONDITION:
-            return f"The server is not set up for this: {details}"
-        case _:
-            return f"Something went wrong on the server ({code.name}): {details}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from pagewire.logs import LogFormat
 from pagewire.settings import check_host_port
@@ -40,6 +41,16 @@ class UiConfig(BaseModel):
         default=False,
         description="Ask those who open the page for an API key of the frontend.",
     )
+    auth: SecretStr | None = Field(
+        default=None,
+        description="USER:PASSWORD that visitors must enter, or several separated by commas. "
+        "Others of the machine can read a command line: better set PAGEWIRE_AUTH.",
+    )
+    root_path: str = Field(
+        default="",
+        description="Path under which a reverse proxy shows the page, such as /chat, where the "
+        "proxy takes it off before it passes requests on.",
+    )
     host: str = Field(
         default="localhost",
         description="Address to listen on; localhost: both loopbacks, 127.0.0.1 and ::1; "
@@ -59,3 +70,26 @@ class UiConfig(BaseModel):
     @classmethod
     def _check_frontend(cls, value: str) -> str:
         return value if value.startswith("unix:/") else check_host_port(value)
+
+    @field_validator("auth")
+    @classmethod
+    def _check_auth(cls, value: SecretStr | None) -> SecretStr | None:
+        for pair in value.get_secret_value().split(",") if value else ():
+            user, _, password = pair.partition(":")
+            if not user or not password:
+                # Without the value: it is a secret.
+                raise ValueError("must be USER:PASSWORD, or several of them separated by commas")
+        return value
+
+    @field_validator("root_path")
+    @classmethod
+    def _check_root_path(cls, value: str) -> str:
+        if value and not re.fullmatch(r"(/[\w.~-]+)+/?", value):
+            raise ValueError("must be a path such as /chat")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _check_one_login(self) -> Self:
+        if self.auth is not None and self.login:
+            raise ValueError("auth and login ask for different passwords; set one of them")
+        return self

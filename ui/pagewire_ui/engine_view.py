@@ -24,24 +24,6 @@ _STATES = {
     engine_pb2.EngineRequestView.STATE_FINISHED: "ended",
 }
 _MAX_ROWS = 64
-CSS = """
-#engine { max-width: 72rem; margin: 0 auto; width: 100%; }
-#engine .tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin-bottom: 1rem; }
-#engine .tile { min-width: 6.5rem; padding: .5rem .75rem; border-radius: var(--radius-lg);
-  border: 1px solid var(--border-color-primary); }
-#engine .tile b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
-#engine .tile span, #engine .legend, #engine .step { font-size: .85rem;
-  color: var(--body-text-color-subdued); }
-#engine svg { width: 100%; display: block; }
-#engine .free { fill: var(--border-color-primary); }
-#engine .cached { fill: #94a3b8; }
-#engine .shared { fill: #7c3aed; }
-#engine .held { fill: #4f46e5; }
-#engine h3 { margin: 1rem 0 .4rem; font-size: 1rem; }
-#engine table { width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
-#engine th, #engine td { text-align: left; padding: .15rem .5rem; }
-#engine table, #engine tr, #engine th, #engine td { border-color: var(--border-color-primary); }
-"""
 
 
 def draw(sight: EngineSight) -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from pagewire.v1 import engine_pb2, operations_pb2_grpc
-from pagewire_ui.chat_client import explain
-from pagewire_ui.frontend_access import FrontendAccess
+from pagewire.v1 import engine_pb2
+from pagewire_ui.frontend_link import FrontendLink
 
 _TIMEOUT_S = 5.0
 _INTERVAL_MS = 1000
@@ -26,12 +25,10 @@ class EngineSight:
 
     Attributes:
         stats: None where nothing was.
-        allowed: whether the server lets clients watch; None while that is not known.
         error: why nothing was seen, for the person at the page.
     """
 
     stats: engine_pb2.GetStatsResponse | None = None
-    allowed: bool | None = None
     error: str = ""
 
 
@@ -42,33 +39,12 @@ class EngineWatch:
     One stream serves all visitors: in it a request keeps its number, and so its colour.
     """
 
-    def __init__(self, target: str, access: FrontendAccess | None = None) -> None:
-        """
-        Args:
-            target: HOST:PORT of the frontend's gRPC API. It need not be up yet.
-            access: key and certificates; None: neither.
-        """
-        access = access or FrontendAccess()
-        self._target = target
-        self._metadata = access.metadata
-        self._channel = access.channel(target)
-        self._stub = operations_pb2_grpc.ObservabilityStub(self._channel)
+    def __init__(self, link: FrontendLink) -> None:
+        self._link = link
         self._last = EngineSight()
         self._looked_at = 0.0
         self._seen = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
-
-    async def is_allowed(self) -> bool | None:
-        """Whether the server lets clients watch; None while it does not answer."""
-        call = self._stub.WatchStats(
-            engine_pb2.GetStatsRequest(), timeout=_TIMEOUT_S, metadata=self._metadata
-        )
-        try:
-            async for _ in call:
-                return True
-        except grpc.aio.AioRpcError as error:
-            return self._failed(error).allowed
-        return None
 
     async def look(self) -> EngineSight:
         """The queues and blocks as they were told last."""
@@ -86,30 +62,21 @@ class EngineWatch:
     async def _follow(self) -> None:
         """Reads the stream until nobody has looked for a while."""
         request = engine_pb2.GetStatsRequest(interval_ms=_INTERVAL_MS, with_window=True)
-        call = self._stub.WatchStats(request, metadata=self._metadata)
+        call = self._link.observability.WatchStats(request, metadata=self._link.metadata)
         try:
             async for stats in call:
-                self._last = EngineSight(stats, allowed=True)
+                self._last = EngineSight(stats)
                 self._seen.set()
                 if time.monotonic() - self._looked_at > _IDLE_S:
                     return
         except grpc.aio.AioRpcError as error:
-            self._last = self._failed(error)
+            self._last = EngineSight(error=self._link.explain(error))
         finally:
             call.cancel()
             self._seen.set()
 
-    def _failed(self, error: grpc.aio.AioRpcError) -> EngineSight:
-        off = error.code() in (
-            grpc.StatusCode.FAILED_PRECONDITION,
-            grpc.StatusCode.UNIMPLEMENTED,
-        )
-        text = explain(error.code(), error.details() or "", self._target)
-        return EngineSight(allowed=False if off else None, error=text)
-
     async def close(self) -> None:
-        """Ends the stream and closes the channel."""
+        """Ends the stream."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait({self._following})
-        await self._channel.close(None)

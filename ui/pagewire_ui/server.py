@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fastapi
 import gradio as gr
 import uvicorn
+from starlette.staticfiles import StaticFiles
 
 from pagewire.listening import listen
 from pagewire.settings import SettingsError
 from pagewire.tls import ClientTls
-from pagewire_ui.chat_client import ChatClient
-from pagewire_ui.chat_page import ChatPage, css, theme
+from pagewire_ui import assets
 from pagewire_ui.config import UiConfig
-from pagewire_ui.engine_watch import EngineWatch
 from pagewire_ui.frontend_access import FrontendAccess
+from pagewire_ui.frontend_link import FrontendLink
+from pagewire_ui.page import Page, theme
 
 # Whatever Gradio's files or a model's answer ask for, the browser fetches from this server alone.
 _POLICY = (
     "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'self'"
 )
+# No component takes uploads: files are read in the browser.
+_MAX_UPLOAD_BYTES = 1
 
 
 class PageServer:
@@ -61,11 +65,11 @@ class PageServer:
 
     async def run(self, sockets: list[socket.socket]) -> None:
         """Serves until SIGINT or SIGTERM."""
-        client = ChatClient(self._config.frontend, self._access)
-        watch = EngineWatch(self._config.frontend, self._access)
+        link = FrontendLink(self._config.frontend, self._access)
+        page = Page(link)
         server = _Server(
             uvicorn.Config(
-                make_app(client, watch, self._check_login if self._config.login else None),
+                make_app(page, self._config, self._access),
                 log_level="info" if self._config.log_level == "debug" else "warning",
                 access_log=self._config.log_level == "debug",
                 # Browsers hold event streams open for as long as the page is shown.
@@ -83,29 +87,24 @@ class PageServer:
         try:
             await server.serve(sockets=sockets)
         finally:
-            await client.close()
-            await watch.close()
-
-    async def _check_login(self, user: str, password: str) -> bool:
-        return await self._access.accepts(self._config.frontend, password)
+            await page.watch.close()
+            await link.close()
 
 
-def make_app(
-    client: ChatClient,
-    watch: EngineWatch,
-    check_login: Callable[[str, str], Awaitable[bool]] | None = None,
-) -> Any:
-    """The ASGI application: the page, kept to this server by its content security policy.
-
-    Args:
-        client, watch: what the page asks.
-        check_login: whether to let someone in, by name and password; None: the page is open.
-    """
+def make_app(page: Page, config: UiConfig, access: FrontendAccess) -> Any:
+    """The ASGI application: the page, kept to this server by its content security policy."""
     app = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.mount(f"/{assets.url_path()}", StaticFiles(directory=assets.FOLDER))
     mounted = gr.mount_gradio_app(
         app,
-        ChatPage(client, watch).build().queue(default_concurrency_limit=None, api_open=False),
+        page.build().queue(default_concurrency_limit=None, api_open=False),
         path="/",
+        auth=_login(config, access),
+        auth_message="Any name will do; the password is an API key of this server."
+        if config.login
+        else None,
+        root_path=config.root_path or None,
+        max_file_size=_MAX_UPLOAD_BYTES,
         footer_links=[],
         ssr_mode=False,
         enable_monitoring=False,
@@ -113,11 +112,29 @@ def make_app(
         mcp_server=False,
         pwa=False,
         theme=theme(),
-        css=css(),
-        auth=check_login,
-        auth_message="Any name will do; the password is an API key of this server.",
+        css_paths=assets.STYLE_SHEETS,
     )
     return _PolicyMiddleware(mounted)
+
+
+def _login(config: UiConfig, access: FrontendAccess) -> Callable[..., Any] | None:
+    """What says whether someone may see the page, by name and password; None: it is open."""
+    if config.login:
+
+        async def key_is_accepted(user: str, password: str) -> bool:
+            return await access.accepts(config.frontend, password)
+
+        return key_is_accepted
+    if config.auth is None:
+        return None
+    known = [pair.encode() for pair in config.auth.get_secret_value().split(",")]
+
+    def is_known(user: str, password: str) -> bool:
+        given = f"{user}:{password}".encode()
+        # Each in constant time, and all of them.
+        return sum(hmac.compare_digest(given, pair) for pair in known) > 0
+
+    return is_known
 
 
 class _PolicyMiddleware:

@@ -66,7 +66,7 @@ def test_blocks_in_host_memory_have_a_map_of_their_own() -> None:
     stats.window.requests.add(
         id="7", state=engine_pb2.EngineRequestView.STATE_SWAPPED, cpu_blocks=[1, 2, 3]
     )
-    text = draw(EngineSight(stats, allowed=True))
+    text = draw(EngineSight(stats))
     device, _, host = text.partition("<h3>KV blocks in host memory</h3>")
     assert cells(device) == {"free": 4}
     assert cells(host) == {"free": 3, "held": 2, "shared": 1}
@@ -76,6 +76,6 @@ def test_blocks_in_host_memory_have_a_map_of_their_own() -> None:
 def test_an_idle_engine_is_drawn() -> None:
     stats = engine_pb2.GetStatsResponse(num_blocks=4, num_free_blocks=4)
     stats.window.blocks = bytes(4)
-    text = draw(EngineSight(stats, allowed=True))
+    text = draw(EngineSight(stats))
     assert "decodes 0, prefill chunks 0" in text
     assert "<table>" not in text

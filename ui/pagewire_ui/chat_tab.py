@@ -1,0 +1,146 @@
+"""The tab "Chat": a conversation that lives in the browser, and its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import gradio as gr
+
+from pagewire.v1 import inference_pb2
+from pagewire_ui.assets import scripted
+from pagewire_ui.chat_client import ChatClient, ChatProgress
+from pagewire_ui.settings_panel import SettingsPanel, read
+
+_ROLES = ("user", "assistant")
+Value = dict[str, Any]
+
+
+class ChatTab:
+    """Answers the events of the conversation; one object serves all visitors, and keeps nothing of
+    theirs but the stop signal of an answer that is on its way."""
+
+    def __init__(self, client: ChatClient) -> None:
+        self._client = client
+        # By Gradio's session and the answer's own id.
+        self._running: dict[tuple[str, str], asyncio.Event] = {}
+
+    def build(self, panel: SettingsPanel, private: dict[str, Any]) -> None:
+        """Builds the tab's content, inside a `gr.Tab`.
+
+        Args:
+            panel: the settings to ask with.
+            private: arguments of every event.
+        """
+        self._panel = panel
+        room: Any = scripted("chat", ("ask", "halt", "opened"), elem_id="chat-room")
+        room.ask(
+            self._ask,
+            inputs=panel.components,
+            outputs=[room],
+            concurrency_limit=None,
+            trigger_mode="multiple",
+            **private,
+        )
+        room.halt(self._halt, queue=False, trigger_mode="multiple", **private)
+        room.opened(
+            self._opened,
+            outputs=panel.restored_components,
+            queue=False,
+            trigger_mode="always_last",
+            **private,
+        )
+
+    async def _ask(
+        self, event: gr.EventData, request: gr.Request, *inputs: Any
+    ) -> AsyncIterator[Value]:
+        answer_id = str(event.answer)
+        values = self._panel.values(inputs)
+        try:
+            turns = turns_of(event.turns)
+            settings = read(values, _text_or_none(event.template))
+        except ValueError as error:
+            yield {
+                **progress_value(ChatProgress(is_over=True, error=str(error))),
+                "answer": answer_id,
+            }
+            return
+        about = {"answer": answer_id, "model": settings.model}
+        key = (request.session_hash or "", answer_id)
+        stop = self._running[key] = asyncio.Event()
+        answers = self._client.answer(turns, settings, stop)
+        try:
+            yield {**progress_value(ChatProgress()), **about, "settings": values}
+            async for progress in answers:
+                yield {**progress_value(progress), **about}
+        finally:
+            await answers.aclose()  # type: ignore[attr-defined]  # an async generator
+            self._running.pop(key, None)
+
+    async def _halt(self, event: gr.EventData, request: gr.Request) -> None:
+        if stop := self._running.get((request.session_hash or "", str(event.answer))):
+            stop.set()
+
+    async def _opened(self, event: gr.EventData) -> list[Any]:
+        return self._panel.restored(event.settings)
+
+    async def leave(self, request: gr.Request) -> None:
+        """Ends the answers of a page that was closed."""
+        for (session, _), stop in list(self._running.items()):
+            if session == request.session_hash:
+                stop.set()
+
+
+def turns_of(value: Any) -> list[tuple[str, str]]:
+    """(role, text) pairs of what a browser sent.
+
+    Raises:
+        ValueError: it is no list of turns.
+    """
+    try:
+        turns = [(turn["role"], turn["text"]) for turn in value]
+    except (TypeError, KeyError):
+        raise ValueError("The page sent no conversation; reload it.") from None
+    for role, text in turns:
+        if role not in _ROLES or not isinstance(text, str):
+            raise ValueError("The page sent a message of no known kind; reload it.")
+    return turns
+
+
+def progress_value(progress: ChatProgress) -> Value:
+    """An answer so far, as the scripts draw it; its tokens only at its end."""
+    value: Value = {
+        "text": progress.text,
+        "reasoning": progress.reasoning,
+        "tokens": progress.num_tokens,
+        "prompt_tokens": progress.num_prompt_tokens,
+        "cached_tokens": progress.num_cached_tokens,
+        "first_token_s": progress.first_token_s,
+        "rate": progress.tokens_per_s,
+        "reason": progress.reason,
+        "over": progress.is_over,
+        "error": progress.error,
+    }
+    if progress.is_over:
+        value["details"] = [_token_value(position) for position in progress.details]
+    return value
+
+
+def _token_value(position: inference_pb2.PositionText) -> Value:
+    token = position.token
+    return {
+        "id": token.token_id,
+        "text": token.text,
+        "logprob": token.logprob,
+        "rank": token.rank,
+        **({"bytes": token.bytes.hex(" ")} if "\ufffd" in token.text else {}),
+        "top": [
+            {"id": other.token_id, "text": other.text, "logprob": other.logprob}
+            for other in position.top
+        ],
+    }
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

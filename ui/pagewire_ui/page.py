@@ -1,0 +1,90 @@
+"""The page: the sidebar with conversations and settings, and a tab for each view of the server."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import gradio as gr
+
+from pagewire_ui.assets import scripted
+from pagewire_ui.chat_client import ChatClient
+from pagewire_ui.chat_tab import ChatTab
+from pagewire_ui.engine_tab import EngineTab
+from pagewire_ui.engine_watch import EngineWatch
+from pagewire_ui.frontend_link import FrontendLink
+from pagewire_ui.settings_panel import SettingsPanel, model_choices
+
+# System fonts: the page must not ask anything of any other host.
+_THEME = gr.themes.Default(
+    primary_hue="indigo",
+    neutral_hue="slate",
+    radius_size="lg",
+    font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+    font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+).set(
+    block_border_width="0px",
+    block_shadow="none",
+    block_background_fill="transparent",
+    block_background_fill_dark="transparent",
+    body_background_fill="#ffffff",
+)
+# On a phone the controls would cover the conversation.
+_CLOSE_CONTROLS_ON_A_PHONE = """() => {
+  if (window.innerWidth < 768) document.querySelector(".sidebar.open .toggle-button")?.click();
+}"""
+_LOOK_FOR_MODELS_S = 2.0
+# Once the model is there: adapters come and go.
+_LOOK_AGAIN_S = 10.0
+
+
+class Page:
+    """Draws the page and answers its events; one object serves all visitors."""
+
+    def __init__(self, link: FrontendLink) -> None:
+        self._client = ChatClient(link)
+        self.watch = EngineWatch(link)
+
+    def build(self) -> gr.Blocks:
+        """The Gradio page."""
+        private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        page: gr.Blocks
+        with gr.Blocks(
+            title="pagewire chat", analytics_enabled=False, fill_height=True, fill_width=True
+        ) as page:
+            with gr.Sidebar(width=300):
+                head = gr.HTML(_head(None), elem_id="head")
+                scripted("conversations", elem_id="conversations")
+                panel = SettingsPanel()
+            chat = ChatTab(self._client)
+            with gr.Tabs(elem_id="tabs") as tabs:
+                with gr.Tab("Chat", id="chat"):
+                    chat.build(panel, private)
+                EngineTab(self.watch).build(tabs, private)
+            clock = gr.Timer(_LOOK_FOR_MODELS_S)
+            panel.listen(private)
+            page.load(None, js=_CLOSE_CONTROLS_ON_A_PHONE, **private)
+            found = [head, clock, panel.model]
+            page.load(self._look_for_models, [panel.model], found, queue=False, **private)
+            clock.tick(self._look_for_models, [panel.model], found, queue=False, **private)
+            page.unload(chat.leave)
+        return page
+
+    async def _look_for_models(self, chosen: str) -> tuple[Any, Any, Any]:
+        models = await self._client.models()
+        if not models:
+            return _head(None), gr.Timer(_LOOK_FOR_MODELS_S), gr.skip()
+        choices = model_choices(models)
+        gone = chosen not in [value for _, value in choices]
+        dropdown = gr.update(choices=choices, value="" if gone else chosen)
+        return _head(models[0].id), gr.Timer(_LOOK_AGAIN_S), dropdown
+
+
+def _head(model: str | None) -> str:
+    line = html.escape(model) if model else "Waiting for the model server …"
+    return f"<h1>pagewire</h1><p>{line}</p>"
+
+
+def theme() -> gr.Theme:
+    """The page's colours and fonts."""
+    return _THEME
