@@ -279,7 +279,12 @@ class Engine:
         waiting = self.scheduler.waiting
         while (request := waiting.oldest()) is not None and now - request.clock.arrival > limit_s:
             message = f"the request has waited for more than {limit_s:g} s and not been started"
-            self._requests.fail(request, DeadlineExceededError(f"{message}; try again later"))
+            self._requests.fail(
+                request,
+                DeadlineExceededError(
+                    f"{message}; try again later", retry_after_s=self.retry_after_s()
+                ),
+            )
 
     # -- what it tells of itself -------------------------------------------------------------
 

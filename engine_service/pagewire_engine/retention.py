@@ -293,7 +293,11 @@ class FailureNote:
             return 0
         error = self.error
         frame.message.failed.add(
-            stream=self.stream, code=int(error.code), message=error.message, field=error.field
+            stream=self.stream,
+            code=int(error.code),
+            message=error.message,
+            field=error.field,
+            retry_after_s=error.retry_after_s,
         )
         frame.room -= 64 + len(error.message)
         self.sent = True

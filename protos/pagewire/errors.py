@@ -137,10 +137,13 @@ _KIN = {
 }
 
 
-def error_from_code(code: int, message: str, field: str = "") -> PagewireError:
+def error_from_code(
+    code: int, message: str, field: str = "", retry_after_s: float | None = None
+) -> PagewireError:
     """The typed error for a google.rpc.Code that came over a wire; UNKNOWN, DATA_LOSS and what is
     no code are INTERNAL."""
     code = _KIN.get(code, code)
     if code == ErrorCode.INVALID_ARGUMENT:
         return InvalidArgumentError(field, message)
-    return _BY_CODE.get(code, InternalError)(message, field=field)
+    kind = _BY_CODE.get(code, InternalError)
+    return kind(message, field=field, retry_after_s=retry_after_s)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from pagewire.settings import SettingsError, port_trouble
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048
+# Ports that are chosen here lie between these two.
+_LOWEST_FREE = 10_000
+_USUAL_EPHEMERAL = 32_768
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 Address = tuple[int, str]
 """Family and address."""
@@ -83,24 +89,33 @@ def check_free(addresses: Sequence[Address], port: int, flag: str) -> None:
 def free_port(addresses: Sequence[Address]) -> int:
     """A port that is free on all the addresses this machine has of them.
 
+    It lies below the range that the kernel takes for outgoing connections, or one of those (a
+    client's to this very port, even) could have it before the server binds it, or while that is
+    being restarted. Drawn at random: programs that ask at the same time get different ones.
+
     Raises:
         SettingsError: the first address is not this machine's, or no port is free.
     """
-    for _ in range(100):
-        family, address = addresses[0]
-        try:
-            with open_socket(family, address, 0) as probe:
-                port = int(probe.getsockname()[1])
-        except OSError as error:
-            raise SettingsError(
-                f"--host: {address} is no address of this machine ({error.strerror})"
-            ) from None
+    check_free(addresses[:1], 0, "--port")
+    below = _first_ephemeral_port()
+    for _ in range(1000):
+        port = random.SystemRandom().randrange(_LOWEST_FREE, below)
         try:
             check_free(addresses, port, "--port")
         except SettingsError:
             continue
         return port
     raise SettingsError("no free port was found on this machine")
+
+
+def _first_ephemeral_port() -> int:
+    """Linux's 32768, unless the machine is set up otherwise; elsewhere it is 49152."""
+    try:
+        first = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _USUAL_EPHEMERAL
+    # Where nearly all ports are ephemeral there is no room below them.
+    return first if first > _LOWEST_FREE + 1000 else _USUAL_EPHEMERAL
 
 
 def listen(host: str, port: int, flag: str) -> list[socket.socket]:

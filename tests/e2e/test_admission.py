@@ -95,6 +95,12 @@ async def in_flight(*works: Any) -> AsyncIterator[Callable[[Any], None]]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    retry = error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(retry) for detail in rpc_status.from_call(error).details)
+    return float(retry.retry_delay.ToMilliseconds() / 1000)
+
+
 async def test_a_full_queue_is_429_with_retry_after_and_resource_exhausted_with_retry_info() -> (
     None
 ):
@@ -115,10 +121,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_resource_exhausted_with_
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GenerateUnary(request())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        status = rpc_status.from_call(caught.value)
-        retry = error_details_pb2.RetryInfo()
-        assert any(detail.Unpack(retry) for detail in status.details)
-        assert 1 <= retry.retry_delay.ToMilliseconds() / 1000 <= 60
+        assert 1 <= _retry_after_s(caught.value) <= 60
 
 
 async def test_a_flood_under_one_key_neither_shuts_out_nor_holds_up_another() -> None:
@@ -149,10 +152,12 @@ async def test_what_waits_too_long_is_deadline_exceeded() -> None:
         response = await post(http)
         assert response.status_code == 504
         assert "1.2 s" in response.json()["error"]["message"]
+        assert 1 <= int(response.headers["retry-after"]) <= 60
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GenerateUnary(request())
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "1.2 s" in (caught.value.details() or "")
+        assert 1 <= _retry_after_s(caught.value) <= 60
         assert engine.built.engine.stats().num_running == 1
 
 

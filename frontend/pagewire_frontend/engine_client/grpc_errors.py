@@ -27,9 +27,7 @@ def typed_error(error: grpc.aio.AioRpcError) -> PagewireError:
             message = bad_request.field_violations[0].description
         elif detail.Unpack(retry_info):
             retry_after_s = retry_info.retry_delay.ToMilliseconds() / 1000
-    typed = error_from_code(code, message, field)
-    typed.retry_after_s = retry_after_s
-    return typed
+    return error_from_code(code, message, field, retry_after_s)
 
 
 def _rich_status(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:

@@ -390,7 +390,7 @@ def deliver(
                 on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
     for failed in deltas.failed:
         if failed.stream in streams:
-            on_failure(failed.stream, error_from_code(failed.code, failed.message, failed.field))
+            on_failure(failed.stream, _error(failed))
     return touched.values(), urgent.values()
 
 
@@ -406,6 +406,11 @@ def _finish(
         times=_times(end.times),
         vector=vector,
     )
+
+
+def _error(failed: token_deltas_pb2.StreamFailed) -> PagewireError:
+    retry_after_s = failed.retry_after_s if failed.HasField("retry_after_s") else None
+    return error_from_code(failed.code, failed.message, failed.field, retry_after_s)
 
 
 def _times(message: token_deltas_pb2.RequestTimes) -> RequestTimes:

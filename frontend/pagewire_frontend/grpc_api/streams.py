@@ -3,6 +3,7 @@ message for each write, and allocates nothing else."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -19,6 +20,10 @@ from pagewire_frontend.grpc_api.responses import (
     prompt_position,
 )
 from pagewire_frontend.serving import MeteredGeneration
+
+# At most, in UTF-8 and as a varint.
+_BYTES_PER_CHARACTER = 4
+_BYTES_PER_ID = 5
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -52,9 +57,14 @@ class ResponseStream:
                 response.prompt_logprobs.extend(chunk)
                 await self._write(response)
                 del response.prompt_logprobs[:]
+            size = 0
             for delta in update.deltas:
                 if not delta.token_ids and not delta.text and delta.finish_reason is None:
                     continue  # it came with prompt logprobs only
+                size += _size_bound(delta)
+                if size > MESSAGE_BUDGET:
+                    delta = await self._make_room(delta)
+                    size = _size_bound(delta)
                 logprobs = await self._write_ahead(delta) if delta.logprobs else None
                 output = outputs.add()
                 fill_output(output, delta)
@@ -75,6 +85,28 @@ class ResponseStream:
             fill_usage(response.usage, generation.usage())
             await self._write(response)
 
+    async def _make_room(self, delta: TextDelta) -> TextDelta:
+        """Sends what there is, and of a delta that is too long for one message all but its end,
+        which it returns. Whole answers come at once from `best_of` and from a beam search."""
+        if self._outputs:
+            await self._write(self._response)
+            del self._outputs[:]
+        # Each part of a message gets half of it.
+        num_ids = MESSAGE_BUDGET // 2 // _BYTES_PER_ID
+        num_characters = MESSAGE_BUDGET // 2 // _BYTES_PER_CHARACTER
+        while _size_bound(delta) > MESSAGE_BUDGET:
+            output = self._outputs.add(index=delta.index, token_ids=delta.token_ids[:num_ids])
+            if self._is_chat:
+                output.content = delta.text[:num_characters]
+            else:
+                output.text = delta.text[:num_characters]
+            await self._write(self._response)
+            del self._outputs[:]
+            delta = replace(
+                delta, token_ids=delta.token_ids[num_ids:], text=delta.text[num_characters:]
+            )
+        return delta
+
     async def _write_ahead(self, delta: TextDelta) -> list[inference_pb2.PositionText]:
         """Sends what would make one message too long; returns the logprobs that are left."""
         *ahead, last = in_chunks(delta.logprobs, position_text)
@@ -87,3 +119,8 @@ class ResponseStream:
             await self._write(self._response)
             del self._outputs[:]
         return last
+
+
+def _size_bound(delta: TextDelta) -> int:
+    """Bytes that text and tokens take in a message, at most."""
+    return _BYTES_PER_CHARACTER * len(delta.text) + _BYTES_PER_ID * len(delta.token_ids)

@@ -68,7 +68,7 @@ def error_response(error: PagewireError) -> Response:
     headers = {}
     retry_after_s = retry_delay_s(error)
     status = http_status(error)
-    if retry_after_s is not None and status in (429, 503):
+    if retry_after_s is not None and status in (429, 503, 504):
         headers["retry-after"] = str(math.ceil(retry_after_s))
     elif status == 429:
         # OpenAI's clients retry each 429 that does not say this.

@@ -160,16 +160,18 @@ class RequestTimes(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class StreamFailed(_message.Message):
-    __slots__ = ("stream", "code", "message", "field")
+    __slots__ = ("stream", "code", "message", "field", "retry_after_s")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     stream: int
     code: int
     message: str
     field: str
-    def __init__(self, stream: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+    retry_after_s: float
+    def __init__(self, stream: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class SequenceLogprobs(_message.Message):
     __slots__ = ("stream", "sequence", "start", "positions")

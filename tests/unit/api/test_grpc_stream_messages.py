@@ -137,6 +137,34 @@ async def test_long_output_logprobs_of_one_turn_come_in_several_messages() -> No
         assert [bool(output.finish_reason) for output in outputs].index(True) == len(outputs) - 1
 
 
+@pytest.mark.usefixtures("small_budget")
+@pytest.mark.parametrize("method", ["Generate", "Chat"])
+async def test_long_answers_that_come_whole_come_in_several_messages(method: str) -> None:
+    """As those of best_of do: one is longer than a message, and so are the others together."""
+    texts = ["é" * 30_000, "ab" * 3_000, "y" * 6_000]
+    client = FakeEngineClient(
+        reply=lambda request, index: texts[index], tokens_a_step=60_000, max_model_len=90_000
+    )
+    params = {"max_tokens": 61_000, "n": 3}
+    if method == "Chat":
+        request = chat_request("p", sampling_params=params)
+    else:
+        request = inference_pb2.GenerateRequest(text="p", sampling_params=params)
+    context = await stream(client, method, request)
+    assert len(context.messages) > 4
+    assert max(context.sizes) < 1.2 * BUDGET
+    told: dict[int, list[Any]] = {}
+    for message in context.messages:
+        for output in message.choices if method == "Chat" else message.outputs:
+            told.setdefault(output.index, []).append(output)
+    for index, text in enumerate(texts):
+        parts = told[index]
+        content = "".join(p.content if method == "Chat" else p.text for p in parts)
+        assert content == text
+        assert [i for part in parts for i in part.token_ids][: len(ids_of(text))] == ids_of(text)
+        assert [bool(part.finish_reason) for part in parts].index(True) == len(parts) - 1
+
+
 async def test_template_arguments_reach_the_template() -> None:
     template = "{{ mood }}{{ count }}{{ messages[0].content }}"
     client = FakeEngineClient(chat_template=template)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from pagewire import listening
 from pagewire.listening import (
     LOOPBACK,
     addresses_of,
@@ -69,6 +71,23 @@ def test_a_free_port_is_free_on_every_address() -> None:
     addresses = addresses_of("localhost")
     port = free_port(addresses)
     check_free(addresses, port, "--port")
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_may_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "range"
+    monkeypatch.setattr(listening, "_EPHEMERAL", told)
+    for text, below in (("20000\t60999\n", 20_000), ("1024 65535", 32_768), ("", 32_768)):
+        told.write_text(text)
+        ports = {free_port(addresses_of("localhost")) for _ in range(50)}
+        assert 10_000 <= min(ports) <= max(ports) < below
+        assert len(ports) > 40, "drawn at random"
+
+
+def test_no_port_is_free_on_an_address_that_is_not_ours() -> None:
+    with pytest.raises(SettingsError, match=f"{NOT_OURS} is no address of this machine"):
+        free_port([(socket.AF_INET, NOT_OURS)])
 
 
 def test_grpc_gets_the_addresses_that_this_machine_has() -> None:
