@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import cache
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -21,6 +21,7 @@ from pagewire_frontend.openai_api.chat_completions import create_chat_completion
 from pagewire_frontend.openai_api.completions import create_completion
 from pagewire_frontend.openai_api.errors import error_body, error_response
 from pagewire_frontend.openai_api.middleware import BodyLimitMiddleware, RequestIdMiddleware
+from pagewire_frontend.openai_api.openapi import Operation, openapi_document
 from pagewire_frontend.openai_api.requests import (
     ChatBody,
     CompletionBody,
@@ -46,6 +47,8 @@ def create_app(serving: Serving) -> ASGIApp:
         redoc_url=None,
     )
     app.add_exception_handler(HTTPException, _routing_error)
+    described: list[Operation] = []
+    app.openapi = cache(lambda: openapi_document(described))  # type: ignore[method-assign]  # its way
 
     def route(method: str, path: str, endpoint: Endpoint, body: type[BaseModel] | None) -> None:
         app.add_api_route(
@@ -54,8 +57,8 @@ def create_app(serving: Serving) -> ASGIApp:
             methods=[method],
             response_class=Response,
             name=endpoint.__name__,
-            openapi_extra=_body_schema(body) if body else None,
         )
+        described.append(Operation(method, path, endpoint.__name__, body))
 
     async def chat_completions(request: Request) -> Response:
         return await create_chat_completion(serving, request)
@@ -148,12 +151,3 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         405: f"{request.method} is not allowed on {request.url.path}",
     }.get(status, str(getattr(error, "detail", "")))
     return Response(error_body(status, text), status, headers, media_type="application/json")
-
-
-def _body_schema(body: type[BaseModel]) -> dict[str, Any]:
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": body.model_json_schema()}},
-        }
-    }

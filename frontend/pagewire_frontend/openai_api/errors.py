@@ -21,7 +21,8 @@ _STATUS = {
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
     ErrorCode.FAILED_PRECONDITION: 400,
-    ErrorCode.UNIMPLEMENTED: 501,
+    # It is the request that does not fit the model: nothing of the server's is broken.
+    ErrorCode.UNIMPLEMENTED: 400,
     ErrorCode.INTERNAL: 500,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.UNAUTHENTICATED: 401,

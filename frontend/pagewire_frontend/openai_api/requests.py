@@ -6,9 +6,9 @@ ignored, since clients send many; fields that are known and not served are refus
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams, check_count
@@ -17,6 +17,16 @@ from pagewire_frontend.openai_api.sampling_body import SamplingBody
 from pagewire_frontend.openai_api.unsupported import IN_CHATS, IN_COMPLETIONS, Refused
 
 MAX_PROMPTS = 1024
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "description": "A text, several texts, token ids, or several lists of them.",
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        _TOKEN_IDS,
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
+    ],
+}
 
 
 class CompletionBody(SamplingBody):
@@ -25,7 +35,7 @@ class CompletionBody(SamplingBody):
     refused: ClassVar[Refused] = IN_COMPLETIONS
 
     # Checked in `prompts`: pydantic's union would collect an error for each of 100,000 token ids.
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None

@@ -88,7 +88,7 @@ def test_each_api_says_in_its_own_words_how_it_takes_token_ids() -> None:
         (ErrorCode.NOT_FOUND, 404),
         (ErrorCode.RESOURCE_EXHAUSTED, 429),
         (ErrorCode.INTERNAL, 500),
-        (ErrorCode.UNIMPLEMENTED, 501),
+        (ErrorCode.UNIMPLEMENTED, 400),
         (ErrorCode.UNAVAILABLE, 503),
         (ErrorCode.DEADLINE_EXCEEDED, 504),
     ],
