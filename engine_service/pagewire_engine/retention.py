@@ -318,7 +318,7 @@ def fill_times(message: token_deltas_pb2.RequestTimes, times: RequestTimes) -> N
     message.cached_tokens = times.cached_tokens
     message.preemptions = times.preemptions
     message.steps = times.steps
-    message.step_s = times.step_s
+    message.step_time_s = times.step_s
 
 
 def fill_position(message: sampling_pb2.PositionLogprobs, position: PositionLogprobs) -> None:

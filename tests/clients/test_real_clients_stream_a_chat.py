@@ -251,3 +251,42 @@ def test_a_node_client_reads_errors(smollm2_server: RunningServer, node_modules:
         {"code": "INVALID_ARGUMENT", "details": lines[0]["details"]},
     ]
     assert lines[0]["details"].startswith("messages: ")
+
+
+def test_the_openai_client_creates_and_streams_responses(openai_client: openai.OpenAI) -> None:
+    whole = openai_client.responses.create(
+        model="smollm2", input=QUESTION, temperature=0, max_output_tokens=32
+    )
+    assert "Paris" in whole.output_text
+    with openai_client.responses.stream(
+        model="smollm2", input=QUESTION, temperature=0, max_output_tokens=32
+    ) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_response()
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert streamed.output_text == whole.output_text
+    assert whole.usage is not None
+    assert whole.usage == streamed.usage or whole.usage.input_tokens_details.cached_tokens == 0
+
+
+def test_the_node_openai_client_calls_every_route(
+    smollm2_server: RunningServer, node_modules: Path
+) -> None:
+    output = subprocess.run(
+        ["node", str(NODE_CLIENT / "openai.mjs"), smollm2_server.base_url, "none"],
+        env={**os.environ, "NODE_PATH": str(node_modules)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert output.returncode == 0, output.stderr
+    told = json.loads(output.stdout)
+    assert told["model"] == "smollm2"
+    for name in ("chat", "chatStream", "completion", "response", "responseStream"):
+        assert "Paris" in told[name], name
+    assert told["call"]["name"] == "find_capital"
+    assert told["call"]["arguments"]["city"] in ("Oslo", "Paris")
+    assert told["logprobs"] == 8
+    assert told["eventTypes"][-1] == "response.completed"
+    assert told["error"] == {"name": "BadRequestError", "status": 400, "param": "temperature"}

@@ -163,5 +163,5 @@ def _times(usage: inference_pb2.Usage) -> RequestTimes:
         cached_tokens=usage.cached_tokens,
         preemptions=usage.preemptions,
         steps=usage.steps,
-        step_s=usage.step_s,
+        step_s=usage.step_time_s,
     )

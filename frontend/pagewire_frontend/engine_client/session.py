@@ -421,7 +421,7 @@ def _times(message: token_deltas_pb2.RequestTimes) -> RequestTimes:
         cached_tokens=message.cached_tokens,
         preemptions=message.preemptions,
         steps=message.steps,
-        step_s=message.step_s,
+        step_s=message.step_time_s,
     )
 
 

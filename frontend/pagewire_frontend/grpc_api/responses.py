@@ -35,7 +35,7 @@ def fill_usage(message: inference_pb2.Usage, usage: Usage) -> None:
     message.prefill_s = times.prefill_s
     message.decode_s = times.decode_s
     message.steps = times.steps
-    message.step_s = times.step_s
+    message.step_time_s = times.step_s
 
 
 def fill_output(

@@ -142,22 +142,22 @@ class SequenceFinished(_message.Message):
     def __init__(self, stream: _Optional[int] = ..., sequence: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_tokens: _Optional[int] = ..., cumulative_logprob: _Optional[float] = ..., times: _Optional[_Union[RequestTimes, _Mapping]] = ...) -> None: ...
 
 class RequestTimes(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "decode_s", "cached_tokens", "preemptions", "steps", "step_s")
+    __slots__ = ("queue_s", "prefill_s", "decode_s", "cached_tokens", "preemptions", "steps", "step_time_s")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
-    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     decode_s: float
     cached_tokens: int
     preemptions: int
     steps: int
-    step_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
+    step_time_s: float
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., steps: _Optional[int] = ..., step_time_s: _Optional[float] = ...) -> None: ...
 
 class StreamFailed(_message.Message):
     __slots__ = ("stream", "code", "message", "field", "retry_after_s")

@@ -69,7 +69,7 @@ async def test_chat_messages_carry_what_is_new_and_usage_comes_last() -> None:
     assert usage.total_s >= usage.time_to_first_token_s > 0
     assert (usage.queue_s, usage.prefill_s, usage.steps) == (0.25, 0.5, 7)
     assert usage.cached_tokens == 1
-    assert usage.step_s == 0.5 + usage.decode_s > 0.5
+    assert usage.step_time_s == 0.5 + usage.decode_s > 0.5
 
 
 async def test_a_stop_string_leaves_no_time_out() -> None:
@@ -78,7 +78,7 @@ async def test_a_stop_string_leaves_no_time_out() -> None:
     usage = (await stream(client, "Chat", request)).messages[-1].usage
     assert usage.completion_tokens == 10
     assert (usage.queue_s, usage.prefill_s, usage.steps) == (0.25, 0.5, 10)
-    assert usage.step_s == 0.5 + usage.decode_s > 0.5 + 9 * 0.002
+    assert usage.step_time_s == 0.5 + usage.decode_s > 0.5 + 9 * 0.002
 
 
 async def test_generate_tells_sequences_apart_and_why_they_stopped() -> None:

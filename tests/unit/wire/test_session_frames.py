@@ -71,7 +71,7 @@ def test_the_times_before_the_first_token_go_with_it_until_it_is_acknowledged() 
     (started,) = take(owner).started
     assert (started.stream, started.sequence) == (1, 0)
     told = started.times
-    assert (told.queue_s, told.prefill_s, told.steps, told.step_s) == (1.0, 2.0, 4, 5.0)
+    assert (told.queue_s, told.prefill_s, told.steps, told.step_time_s) == (1.0, 2.0, 4, 5.0)
     assert told.cached_tokens == 3
     tokens(owner, stream, 1, [2])
     assert not take(owner).started
