@@ -131,10 +131,13 @@ class Scheduler(RequestQueues):
         while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
             if all(each.tenant == request.tenant for each in self.running):
                 return
-            status = self._can_start(request, self._num_running_seqs())
+            num_seqs = self._num_running_seqs()
+            status = self._can_start(request, num_seqs)
             if status is AllocStatus.LATER:
-                victims = self._places_for(request, draft)
-                if victims and self._num_under_way:
+                victims = self._places_for(request, draft, num_seqs)
+                if not victims:
+                    return
+                if self._num_under_way:
                     draft.lacks_blocks = True
                     return
                 for victim in victims:
@@ -152,15 +155,15 @@ class Scheduler(RequestQueues):
         prefills = [each.fair_order for each in self.running if each.is_prefilling]
         return bool(prefills) and request.fair_order < min(prefills)
 
-    def _places_for(self, request: Request, draft: Draft) -> list[Request]:
-        """Running requests of other tenants in whose place a waiting one may start."""
-        blocks, num_seqs = self.blocks, request.most_sequences
-        num_free_seqs = self.settings.max_num_seqs - self._num_running_seqs()
+    def _places_for(self, request: Request, draft: Draft, num_seqs: int) -> list[Request]:
+        """Running requests of other tenants in whose place a waiting one may start, while so many
+        sequences run."""
+        blocks = self.blocks
         return self._tenant_shares().places_for(
             request,
-            Amount(num_free_seqs, blocks.num_available_blocks),
+            Amount(self.settings.max_num_seqs - num_seqs, blocks.num_available_blocks),
             draft.requests(),
-            wanted=Amount(num_seqs, blocks.num_wanted(request)),
+            wanted=Amount(request.most_sequences, blocks.num_wanted(request)),
             freed_by=lambda each: Amount(each.most_sequences, blocks.num_alone(each)),
         )
 

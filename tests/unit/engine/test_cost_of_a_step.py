@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+
+import pytest
 
 from pagewire_engine.engine import Engine
 from pagewire_engine.queues import SchedulerSettings
@@ -10,6 +13,21 @@ from tests.fakes.fake_executor import FreeExecutor
 from tests.unit.engine.harness import submission
 
 NUM_SEQUENCES = 256
+
+
+def costs_less(work: Callable[[], float], yardsticks: float) -> bool:
+    """Whether some work takes less than so many yardsticks.
+
+    Of both the fastest counts: on a busy machine most are slower, by caches and cores shared with
+    others. It gets as many tries as it may take until a quiet moment comes.
+    """
+    yardstick = seconds = float("inf")
+    for attempt in range(60):
+        yardstick = min(yardstick, seconds_of_a_counted_loop())
+        seconds = min(seconds, *(work() for _ in range(10)))
+        if attempt >= 4 and seconds < yardsticks * yardstick:
+            return True
+    return False
 
 
 def seconds_of_a_counted_loop() -> float:
@@ -20,12 +38,10 @@ def seconds_of_a_counted_loop() -> float:
     return time.thread_time() - begun
 
 
-def test_256_decodes_are_scheduled_and_booked_in_about_a_millisecond() -> None:
-    """1.0 ms where the yardstick takes 20 ms; fails at twice that. `tests.bench.scheduler_cost`
-    measures what it is.
-
-    The fastest of many, here and of the yardstick: on a busy machine most are slower, by caches and
-    cores shared with others."""
+@pytest.mark.parametrize("num_tenants", [1, 2])
+def test_256_decodes_are_scheduled_and_booked_in_about_a_millisecond(num_tenants: int) -> None:
+    """1.0 ms where the yardstick takes 20 ms, and half as much again where another tenant waits for
+    a place; fails at twice that. `tests.bench.scheduler_cost` measures what it is."""
     executor = FreeExecutor()
     engine = Engine(
         executor,
@@ -39,18 +55,21 @@ def test_256_decodes_are_scheduled_and_booked_in_about_a_millisecond() -> None:
         ),
     )
     for number in range(NUM_SEQUENCES):
-        engine.add(submission(str(number), range(100 + number % 16), max_tokens=1000))
+        tenant, prompt = str(number % num_tenants), range(100 + number % 16)
+        engine.add(submission(str(number), prompt, max_tokens=1000, tenant=tenant))
     while engine.stats().step_decode_tokens < NUM_SEQUENCES:
         engine.step()
-    yardsticks, steps = [], []
-    for _ in range(15):
-        yardsticks.append(seconds_of_a_counted_loop())
-        for _ in range(10):
-            executor.seconds, begun = 0.0, time.thread_time()
-            engine.step()
-            steps.append(time.thread_time() - begun - executor.seconds)
+    for tenant in range(num_tenants):
+        engine.add(submission(f"waits {tenant}", range(50), tenant=str(tenant)))
+
+    def step() -> float:
+        executor.seconds, begun = 0.0, time.thread_time()
+        engine.step()
+        return time.thread_time() - begun - executor.seconds
+
+    assert costs_less(step, 0.1 if num_tenants == 1 else 0.15)
     assert engine.stats().step_decode_tokens == NUM_SEQUENCES
-    assert min(steps) < 0.1 * min(yardsticks)
+    assert engine.stats().num_waiting == num_tenants
 
 
 def test_a_look_at_256_requests_costs_the_loop_less_than_a_step() -> None:
@@ -70,12 +89,12 @@ def test_a_look_at_256_requests_costs_the_loop_less_than_a_step() -> None:
         engine.add(submission(str(number), range(900), max_tokens=1000))
     while engine.stats().step_decode_tokens < NUM_SEQUENCES:
         engine.step()
-    yardsticks, looks = [], []
-    for _ in range(10):
-        yardsticks.append(seconds_of_a_counted_loop())
-        for _ in range(5):
-            begun = time.thread_time()
-            snapshot = engine.snapshot()
-            looks.append(time.thread_time() - begun)
-    assert len(snapshot.requests) == NUM_SEQUENCES
-    assert min(looks) < 0.06 * min(yardsticks)
+
+    def look() -> float:
+        begun = time.thread_time()
+        snapshot = engine.snapshot()
+        seconds = time.thread_time() - begun
+        assert len(snapshot.requests) == NUM_SEQUENCES
+        return seconds
+
+    assert costs_less(look, 0.06)
