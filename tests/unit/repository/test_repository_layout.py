@@ -49,6 +49,16 @@ def test_the_import_rules_hold() -> None:
     assert "0 broken" in result.stdout
 
 
+def test_the_engines_readme_names_every_module() -> None:
+    """It is where people who want to learn begin."""
+    readme = (ROOT / "engine_service" / "README.md").read_text()
+    package = ROOT / "engine_service" / "pagewire_engine"
+    modules = {path.name for path in package.rglob("*.py")} - {"__init__.py"}
+    named = {Path(name).name for name in re.findall(r"`([\w/]+\.py)`", readme)}
+    assert modules - named == set(), "say what they are for"
+    assert named - modules == set(), "they are gone"
+
+
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
