@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, field_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from pagewire.logs import LogFormat
 from pagewire.settings import check_host_port
@@ -117,6 +125,13 @@ class FrontendConfig(BaseModel):
         default=None,
         description="PEM file of the issuers of the certificates that clients must show (mTLS).",
     )
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Frontend processes that share the ports: one is a core's worth of tokens. "
+        "Limits count in each of them.",
+    )
     chat_template: str | None = Field(
         default=None,
         description="Jinja file (or the template itself) that replaces the model's chat template.",
@@ -182,6 +197,15 @@ class FrontendConfig(BaseModel):
         description="Log a line about each generation at its end: its id, tenant, tokens, seconds "
         "and outcome; never its text.",
     )
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> FrontendConfig:
+        if self.workers > 1 and self.response_store:
+            raise ValueError(
+                "--response-store needs --workers 1: a client's next request may reach another "
+                "process, which knows nothing of the answer"
+            )
+        return self
 
     @field_validator("cors_origin")
     @classmethod

@@ -13,6 +13,8 @@ from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
 from pagewire.settings import SettingsError, describe_failure, parse_settings
 from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.supervisor import StartFailure
+from pagewire_frontend.workers import Worker, run_workers
 
 _PROG = "pagewire-frontend"
 
@@ -29,18 +31,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     configure_logging(config.log_level, config.log_format, _PROG)
     if config.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    worker = Worker.from_environment()
     try:
+        if config.workers > 1 and worker is None:
+            run_workers(config)
+            return
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config))
+            runner.run(_serve(config, worker))
+    except StartFailure as failure:
+        # Its own words have been shown already, as it said them.
+        print(f"{_PROG}: error: {failure}; its lines above say why", file=sys.stderr)
+        raise SystemExit(failure.status if failure.status > 0 else 1) from None
     except (OSError, SettingsError, PagewireError) as error:
         print(f"{_PROG}: error: {describe_failure(error, FrontendConfig)}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
-async def _serve(config: FrontendConfig) -> None:
+async def _serve(config: FrontendConfig, worker: Worker | None) -> None:
     from pagewire_frontend.server import FrontendServer, describe_addresses
 
-    server = FrontendServer(config)
+    server = FrontendServer(config, worker=worker)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -48,7 +48,6 @@ class FrontendMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.engine = EngineFigures()
-        self.registry.register(self.engine)
         self._inter_token = _Counted(
             "pagewire_inter_token_latency_seconds",
             "Time between tokens of a sequence; tokens that come together share it.",
@@ -106,9 +105,21 @@ class FrontendMetrics:
         for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
             self._success.labels(reason.name.lower())
 
-    def render(self, model_name: str) -> bytes:
-        """The Prometheus text format; every figure of ours gets the label `model_name`."""
-        return generate_latest(_Labelled(self.registry, model_name))
+    def render(
+        self, model_name: str, *, worker: int | None = None, with_engine: bool = True
+    ) -> bytes:
+        """The Prometheus text format.
+
+        Args:
+            model_name: the label `model_name` of every figure of ours.
+            worker: the label `worker` of the figures of this process; None: it is alone.
+            with_engine: the engine's figures too.
+        """
+        ours = {} if worker is None else {"worker": str(worker)}
+        collected = list(_labelled(self.registry, model_name, ours))
+        if with_engine:
+            collected += _labelled(self.engine, model_name, {})
+        return generate_latest(Collected(collected))
 
     def set_engine_ready(self, ready: bool) -> None:
         self._engine_ready.set(1 if ready else 0)
@@ -194,19 +205,24 @@ class _Counted(Collector):
         yield histogram_family(self._name, self._text, counted.bounds, counted.counts, counted.sum)
 
 
-class _Labelled(CollectorRegistry):
-    """A registry's figures, ours with the label that vLLM's have."""
+class Collected(CollectorRegistry):
+    """A registry of what was collected already."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+    def __init__(self, families: Sequence[Metric]) -> None:
         super().__init__()
-        self._inner = registry
-        self._label = {"model_name": model_name}
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._inner.collect():
-            if metric.name.startswith("pagewire_"):
-                metric.samples = [
-                    sample._replace(labels={**self._label, **sample.labels})
-                    for sample in metric.samples
-                ]
-            yield metric
+        yield from self._families
+
+
+def _labelled(
+    collector: CollectorRegistry | Collector, model_name: str, labels: Mapping[str, str]
+) -> Iterator[Metric]:
+    """What is collected, with more labels: ours get the one that vLLM's have."""
+    for metric in collector.collect():
+        ours = {"model_name": model_name} if metric.name.startswith("pagewire_") else {}
+        metric.samples = [
+            sample._replace(labels={**ours, **labels, **sample.labels}) for sample in metric.samples
+        ]
+        yield metric

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from pagewire.config import EngineConfig
-from pagewire.listening import LOOPBACK, addresses_of, free_port
+from pagewire.listening import LOOPBACK, addresses_of, free_port, shown_host
 from pagewire.settings import (
     CONFIG_VARIABLE,
     SettingsError,
@@ -53,7 +53,7 @@ class ServePlan:
     @property
     def ready_line(self) -> str:
         """The line that tells people where everything is."""
-        host = _shown_host(self.frontend.host)
+        host = shown_host(self.frontend.host)
         scheme = "http" if self.frontend.tls_cert is None else "https"
         parts = [
             f"OpenAI API {scheme}://{host}:{self.frontend.http_port}/v1",
@@ -253,10 +253,6 @@ def _require_packages(*, with_page: bool) -> None:
         raise SettingsError(
             "the chat page needs gradio: pip install 'pagewire[ui]', or leave it out by --ui-port 0"
         )
-
-
-def _shown_host(host: str) -> str:
-    return "localhost" if host in ("*", "0.0.0.0", "::") else _bracketed(host)
 
 
 def _probed_host(host: str) -> str:

@@ -10,18 +10,28 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from pagewire.errors import PagewireError, UnavailableError
-from pagewire.listening import addresses_of, close_all, free_port, grpc_addresses, listen
+from pagewire.listening import (
+    addresses_of,
+    close_all,
+    free_port,
+    grpc_addresses,
+    listen,
+    listen_locally,
+    shown_host,
+)
 from pagewire.tls import ClientTls, ServerTls
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.grpc_api.server import GrpcServer
-from pagewire_frontend.openai_api.app import create_app
+from pagewire_frontend.openai_api.app import create_app, create_worker_app
 from pagewire_frontend.openai_api.http_protocol import BoundedHttpProtocol
 from pagewire_frontend.serving import Serving
+from pagewire_frontend.workers import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +45,7 @@ class FrontendServer:
     Args:
         config: the settings.
         client: the engine, not yet started. None: the one at `config.engine`.
+        worker: which of several processes on the same ports this is; None: the only one.
 
     Raises:
         SettingsError: keys or certificates can't be used.
@@ -43,7 +54,12 @@ class FrontendServer:
         http_port, grpc_port: the ports in use, once started.
     """
 
-    def __init__(self, config: FrontendConfig, client: EngineClient | None = None) -> None:
+    def __init__(
+        self,
+        config: FrontendConfig,
+        client: EngineClient | None = None,
+        worker: Worker | None = None,
+    ) -> None:
         self.config = config
         self.http_port = 0
         self.grpc_port = 0
@@ -61,13 +77,15 @@ class FrontendServer:
         self._make_client: Callable[[], EngineClient] = (
             (lambda: client) if client is not None else self._remote_client
         )
-        self._serving = Serving(config)
+        self._worker = worker
+        self._serving = Serving(config, worker)
         self._tls = ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
         self._engine_tls = ClientTls.from_settings(
             "--engine-", config.engine_ca, config.engine_cert, config.engine_key
         )
         self._grpc: GrpcServer | None = None
         self._http: _HttpServer | None = None
+        self._sibling_http: _HttpServer | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
         self._was_ready = False
@@ -85,10 +103,17 @@ class FrontendServer:
         """
         config = self.config
         try:
-            sockets = listen(config.host, config.http_port, "--http-port")
+            sockets = listen(
+                config.host, config.http_port, "--http-port", share=self._worker is not None
+            )
             self.http_port = int(sockets[0].getsockname()[1])
-            self._http = _HttpServer(self._serving, sockets, self._tls)
+            self._http = _HttpServer(create_app(self._serving), config, sockets, self._tls)
             await self._http.start()
+            if self._worker is not None:
+                opened = listen_locally(self._worker.socket_path)
+                app = create_worker_app(self._serving)
+                self._sibling_http = _HttpServer(app, config, [opened], None)
+                await self._sibling_http.start()
             await self._start_grpc()
             self._engine_task = asyncio.create_task(self._attend_engine())
             self._engine_task.add_done_callback(_log_failure)
@@ -123,6 +148,8 @@ class FrontendServer:
         self._serving.stopping = True
         stopping = [server.stop(grace_s) for server in (self._grpc, self._http) if server]
         await asyncio.gather(*stopping)
+        if self._sibling_http is not None:
+            await self._sibling_http.stop(0.0)
         if self._engine_task is not None:
             self._engine_task.cancel()
             await asyncio.wait({self._engine_task})
@@ -136,12 +163,14 @@ class FrontendServer:
         while True:
             attempts -= 1
             port = config.grpc_port or free_port(addresses_of(config.host))
-            server = GrpcServer(self._serving)
+            worker = self._worker
+            server = GrpcServer(self._serving, share_port=worker is not None)
             try:
                 await server.start(
-                    grpc_addresses(config.host, port, "--grpc-port"),
+                    grpc_addresses(config.host, port, "--grpc-port", share=worker is not None),
                     self._tls,
-                    config.local_socket,
+                    # A path can't be shared: the last to bind it would have it alone.
+                    config.local_socket if worker is None or worker.index == 0 else None,
                 )
             except OSError:
                 await server.stop(0.0)
@@ -213,24 +242,28 @@ class _HttpServer:
     """uvicorn on sockets of ours, without its signal handlers."""
 
     def __init__(
-        self, serving: Serving, sockets: list[socket.socket], tls: ServerTls | None
+        self,
+        app: ASGIApp,
+        config: FrontendConfig,
+        sockets: list[socket.socket],
+        tls: ServerTls | None,
     ) -> None:
         self._sockets = sockets
-        config = uvicorn.Config(
-            create_app(serving),
+        server = uvicorn.Config(
+            app,
             lifespan="off",
             ws="none",
             log_config=None,
             log_level=None,
-            access_log=serving.config.log_level == "debug",
+            access_log=config.log_level == "debug",
             server_header=False,
             timeout_keep_alive=75,
-            http=_protocol(serving.config.request_read_timeout_s),
+            http=_protocol(config.request_read_timeout_s),
         )
-        config.load()
+        server.load()
         if tls is not None:
-            config.ssl = tls.context()
-        self._server = _Uvicorn(config)
+            server.ssl = tls.context()
+        self._server = _Uvicorn(server)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -269,7 +302,6 @@ class _Uvicorn(uvicorn.Server):
 
 def describe_addresses(server: FrontendServer) -> str:
     """The addresses for people, such as `HTTP http://localhost:8000, gRPC localhost:50051`."""
-    host = server.config.host
-    host = "localhost" if host in ("*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    host = shown_host(server.config.host)
     scheme = "http" if server.config.tls_cert is None else "https"
     return f"HTTP {scheme}://{host}:{server.http_port}, gRPC {host}:{server.grpc_port}"

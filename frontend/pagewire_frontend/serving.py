@@ -20,6 +20,8 @@ from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
 from pagewire_frontend.running_generation import RunningGeneration
+from pagewire_frontend.worker_metrics import with_siblings
+from pagewire_frontend.workers import Worker
 
 request_log = logging.getLogger("pagewire_frontend.requests")
 
@@ -244,8 +246,9 @@ def total_usage(generations: Sequence[MeteredGeneration]) -> Usage:
 class Serving:
     """The engine as the APIs see it: absent at first, then there, and maybe away for a while."""
 
-    def __init__(self, config: FrontendConfig) -> None:
+    def __init__(self, config: FrontendConfig, worker: Worker | None = None) -> None:
         self.config = config
+        self._worker = worker
         self.access = Access(config)
         self.metrics = FrontendMetrics()
         self.stopping = False
@@ -306,8 +309,21 @@ class Serving:
         if self._asking is not None and not self._asking.done():
             # A scraper that goes away must not take the answer from the others.
             await asyncio.shield(self._asking)
-        name = "" if generation is None else generation.model_info.served_model_name
-        return self.metrics.render(name)
+        if self._worker is None:
+            return self.metrics.render(self._model_name)
+        own = self.metrics.render(self._model_name, worker=self._worker.index)
+        return await with_siblings(own, self._worker.siblings)
+
+    def own_metrics(self) -> bytes:
+        """What a worker tells a sibling that is scraped."""
+        assert self._worker is not None, "there are no siblings"
+        self.metrics.set_engine_ready(self.ready)
+        return self.metrics.render(self._model_name, worker=self._worker.index, with_engine=False)
+
+    @property
+    def _model_name(self) -> str:
+        generation = self._generation
+        return "" if generation is None else generation.model_info.served_model_name
 
     async def _ask_engine(self, generation: Generation) -> None:
         try:

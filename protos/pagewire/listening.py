@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import random
 import socket
 from collections.abc import Sequence
@@ -39,10 +41,25 @@ def addresses_of(host: str) -> list[Address]:
     return [(int(family), str(address[0])) for family, _, _, _, address in found]
 
 
-def open_socket(family: int, address: str, port: int) -> socket.socket:
-    """A bound socket, not listening yet. Raises OSError."""
+def shown_host(host: str) -> str:
+    """A host that a server listens on, as people write it in an address."""
+    return "localhost" if host in ("*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+
+
+def open_socket(family: int, address: str, port: int, *, share: bool = False) -> socket.socket:
+    """A bound socket, not listening yet.
+
+    Args:
+        family, address, port: where.
+        share: other sockets of this user that share too may have the port as well.
+
+    Raises:
+        OSError: it can't be bound.
+    """
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if share:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Connections of a former run in TIME_WAIT don't matter.
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -118,8 +135,26 @@ def _first_ephemeral_port() -> int:
     return first if first > _LOWEST_FREE + 1000 else _USUAL_EPHEMERAL
 
 
-def listen(host: str, port: int, flag: str) -> list[socket.socket]:
+def listen(host: str, port: int, flag: str, *, share: bool = False) -> list[socket.socket]:
     """Listening sockets on each address of `host`, all on one port; 0 chooses it.
+
+    Args:
+        host, port: where.
+        flag: what names the port, for the error.
+        share: see `open_socket`; connections are then spread over all who listen.
+
+    Raises:
+        SettingsError, OSError: as `bind`.
+    """
+    sockets = bind(host, port, flag, share=share)
+    for opened in sockets:
+        opened.listen(_BACKLOG)
+        opened.setblocking(False)
+    return sockets
+
+
+def bind(host: str, port: int, flag: str, *, share: bool = False) -> list[socket.socket]:
+    """Bound sockets on each address of `host`, as for `listen`. They keep the port.
 
     Addresses this machine lacks (::1 where IPv6 is off) are left out.
 
@@ -133,10 +168,7 @@ def listen(host: str, port: int, flag: str) -> list[socket.socket]:
     missing: list[OSError] = []
     for family, address in addresses:
         try:
-            opened = open_socket(family, address, port)
-            sockets.append(opened)
-            opened.listen(_BACKLOG)
-            opened.setblocking(False)
+            sockets.append(open_socket(family, address, port, share=share))
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 missing.append(error)
@@ -148,21 +180,45 @@ def listen(host: str, port: int, flag: str) -> list[socket.socket]:
     return sockets
 
 
+def listen_locally(path: str) -> socket.socket:
+    """A listening Unix socket at a path, in place of one that a former run left there.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        opened.bind(path)
+    except OSError:
+        opened.close()
+        raise
+    opened.listen(_BACKLOG)
+    opened.setblocking(False)
+    return opened
+
+
 def close_all(sockets: Sequence[socket.socket]) -> None:
     """Closes them."""
     for opened in sockets:
         opened.close()
 
 
-def grpc_addresses(host: str, port: int, flag: str) -> list[str]:
+def grpc_addresses(host: str, port: int, flag: str, *, share: bool = False) -> list[str]:
     """The addresses for gRPC core, which binds by itself; `port` must not be 0.
+
+    Args:
+        host, port: where.
+        flag: what names the port, for the error.
+        share: see `open_socket`; core must be told so too.
 
     Raises:
         SettingsError: the host is unknown.
         OSError: the port is in use or forbidden; the text names `flag`.
     """
     # Bound and closed again: core's own error says neither which address nor why.
-    sockets = listen(host, port, flag)
+    sockets = bind(host, port, flag, share=share)
     names = [str(opened.getsockname()[0]) for opened in sockets]
     close_all(sockets)
     if "::" in names:

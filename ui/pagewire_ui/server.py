@@ -15,7 +15,7 @@ import gradio as gr
 import uvicorn
 from starlette.staticfiles import StaticFiles
 
-from pagewire.listening import listen
+from pagewire.listening import listen, shown_host
 from pagewire.settings import SettingsError
 from pagewire.tls import ClientTls
 from pagewire_ui import assets
@@ -80,7 +80,7 @@ class PageServer:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.end)
         print(
-            f"pagewire-ui is ready: http://{_shown(self._config.host)}:{self.port}, asking the "
+            f"pagewire-ui is ready: http://{shown_host(self._config.host)}:{self.port}, asking the "
             f"frontend at {self._config.frontend}",
             flush=True,
         )
@@ -166,7 +166,3 @@ class _Server(uvicorn.Server):
         """Asks it to end; a second time, not to wait for anybody."""
         self.force_exit = self.should_exit
         self.should_exit = True
-
-
-def _shown(host: str) -> str:
-    return "localhost" if host in ("*", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host

@@ -30,13 +30,14 @@ _SERVICES = (
 )
 
 
-def _options(max_request_bytes: int) -> list[tuple[str, int]]:
+def _options(max_request_bytes: int, *, share_port: bool) -> list[tuple[str, int]]:
     return [
         # Core refuses by the length prefix, before it has read the message.
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", -1),
-        # A port in use must be an error, not a second server that gets half of the connections.
-        ("grpc.so_reuseport", 0),
+        # A port in use must be an error, not a second server that gets half of the connections,
+        # unless it is meant to.
+        ("grpc.so_reuseport", int(share_port)),
         # Clients behind NATs ping often, and through long silences (a queue, a long prefill). Core
         # cuts them off after two early pings unless told this; its option
         # min_recv_ping_interval_without_data_ms does not exist and is ignored in silence.
@@ -52,11 +53,11 @@ def _options(max_request_bytes: int) -> list[tuple[str, int]]:
 class GrpcServer:
     """grpc.aio server on a list of addresses."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, *, share_port: bool = False) -> None:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # behind an `if`
         self._server = grpc.aio.server(
             interceptors=[AccessInterceptor(serving.access)],
-            options=_options(serving.config.max_request_bytes),
+            options=_options(serving.config.max_request_bytes, share_port=share_port),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(serving), self._server)
         operations_pb2_grpc.add_AdaptersServicer_to_server(AdaptersServicer(), self._server)

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pagewire
 from pagewire_frontend.faults import as_pagewire_error
@@ -111,6 +111,22 @@ def create_app(serving: Serving) -> ASGIApp:
     route("POST", "/detokenize", detokenize, DetokenizeBody)
     route("GET", "/tokenizer_info", tokenizer_info, None)
     return _protected(app, serving)
+
+
+def create_worker_app(serving: Serving) -> ASGIApp:
+    """What one of several workers tells its siblings and their parent, on a socket of its own."""
+    answers: dict[str, Callable[[], Response]] = {
+        "/health": lambda: operations.health(serving),
+        "/health/live": lambda: operations.json_response({"status": "ok"}),
+        "/metrics": lambda: operations.own_metrics(serving),
+    }
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            make = answers.get(scope["path"], lambda: Response(status_code=404))
+            await make()(scope, receive, send)
+
+    return answer
 
 
 def _protected(app: ASGIApp, serving: Serving) -> ASGIApp:

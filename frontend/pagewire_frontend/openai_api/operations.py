@@ -37,6 +37,10 @@ async def metrics(serving: Serving) -> Response:
     return Response(await serving.scrape(), media_type=CONTENT_TYPE)
 
 
+def own_metrics(serving: Serving) -> Response:
+    return Response(serving.own_metrics(), media_type=CONTENT_TYPE)
+
+
 def list_models(serving: Serving) -> Response:
     return json_response({"object": "list", "data": [_model(serving)]})
 

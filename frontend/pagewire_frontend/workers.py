@@ -1,0 +1,150 @@
+"""Several frontend processes on the same ports, under one parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pagewire.listening import bind, close_all, shown_host
+from pagewire.settings import (
+    CONFIG_VARIABLE,
+    secrets_to_environment,
+    settings_to_argv,
+    variable_name,
+)
+from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.supervisor import Service, Supervisor
+
+_PROG = "pagewire-frontend"
+# A worker finds here what its parent tells it.
+_VARIABLE = "_PAGEWIRE_WORKER"
+_STALL_TIMEOUT_S = 120.0
+_ASK_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One of several processes.
+
+    Attributes:
+        index: which, from 0 on.
+        count: how many there are.
+        folder: where each has a socket for the others.
+    """
+
+    index: int
+    count: int
+    folder: str
+
+    @staticmethod
+    def from_environment() -> Worker | None:
+        """This process's place; None where it is alone."""
+        told = os.environ.pop(_VARIABLE, None)
+        return None if told is None else Worker(**json.loads(told))
+
+    @property
+    def socket_path(self) -> str:
+        """Where it answers its siblings, over HTTP."""
+        return str(Path(self.folder) / str(self.index))
+
+    @property
+    def siblings(self) -> list[Worker]:
+        """The others."""
+        return [
+            Worker(index, self.count, self.folder)
+            for index in range(self.count)
+            if index != self.index
+        ]
+
+    async def get(self, path: str) -> bytes:
+        """What a worker answers to a GET.
+
+        Raises:
+            OSError: it does not, or not with 200.
+        """
+        async with asyncio.timeout(_ASK_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(self.socket_path)
+            try:
+                writer.write(
+                    f"GET {path} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
+                )
+                head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+            finally:
+                writer.close()
+        if head.split(b" ", 2)[1:2] != [b"200"]:
+            raise OSError(f"worker {self.index} answers {head[:40]!r} to {path}")
+        return body
+
+
+def run_workers(config: FrontendConfig) -> None:
+    """Keeps `config.workers` processes running until SIGINT or SIGTERM.
+
+    Raises:
+        OSError, SettingsError: a port or the host can't be used.
+        StartFailure: a worker could not be started.
+    """
+    ports = {}
+    kept = []
+    for name in ("http_port", "grpc_port"):
+        flag = "--" + name.replace("_", "-")
+        # Alone first: nobody else's server is to share it.
+        alone = bind(config.host, getattr(config, name), flag)
+        ports[name] = int(alone[0].getsockname()[1])
+        close_all(alone)
+        kept += bind(config.host, ports[name], flag, share=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="pagewire-workers-") as folder:
+            asyncio.run(_supervise(config, ports, folder))
+    finally:
+        close_all(kept)
+
+
+async def _supervise(config: FrontendConfig, ports: Mapping[str, int], folder: str) -> None:
+    values = {name: getattr(config, name) for name in config.model_fields_set}
+    fixed = FrontendConfig(**{**values, **ports})
+    scheme = "http" if config.tls_cert is None else "https"
+    host = shown_host(config.host)
+    supervisor = Supervisor(
+        [_service(fixed, Worker(index, config.workers, folder)) for index in range(config.workers)],
+        ready_line=f"{_PROG} is ready: HTTP {scheme}://{host}:{ports['http_port']}, "
+        f"gRPC {host}:{ports['grpc_port']}, {config.workers} workers",
+        shutdown_timeout_s=config.grace_period_s + 5.0,
+        log_format=config.log_format,
+    )
+    await supervisor.run()
+
+
+def _service(config: FrontendConfig, worker: Worker) -> Service:
+    async def is_ready() -> bool:
+        try:
+            await worker.get("/health")
+        except (OSError, TimeoutError):
+            return False
+        return True
+
+    async def stalled_s() -> float:
+        await worker.get("/health/live")
+        return 0.0
+
+    ours = {variable_name(name) for name in FrontendConfig.model_fields} | {CONFIG_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= secrets_to_environment(config)
+    environment |= {_VARIABLE: json.dumps(asdict(worker)), "PYTHONUNBUFFERED": "1"}
+    return Service(
+        name=f"worker {worker.index}",
+        command=_command(settings_to_argv(config)),
+        environment=environment,
+        is_ready=is_ready,
+        stalled_s=stalled_s,
+        stall_timeout_s=_STALL_TIMEOUT_S,
+    )
+
+
+def _command(flags: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", "-m", "pagewire_frontend.frontend_cli", *flags]
