@@ -102,6 +102,14 @@ class EngineMachine(RuleBasedStateMachine):
             overlaps_steps=self.overlaps_steps,
             clock=lambda: self.now,
         )
+        cache = self.harness.engine.scheduler.blocks._cache
+        evict = cache.evict
+
+        def counted() -> int:
+            reached["evictions"] += 1
+            return evict()
+
+        cache.evict = counted  # type: ignore[method-assign]
         self.fail_next_step = False
         self.tried_steps: set[int] = set()
         self.expected: dict[str, Expected] = {}
@@ -408,6 +416,7 @@ def test_the_machines_reached_what_they_are_for() -> None:
         "block copies",
         "beam forks",
         "blocks forgotten",
+        "evictions",
         "InternalError",
         "UnavailableError",
         "DeadlineExceededError",

@@ -33,6 +33,10 @@ SETTINGS: list[tuple[str, str, Any]] = [
     ("swap_space", "1.5 GiB", 3 * GIB // 2),
     ("preemption_mode", "recompute", "recompute"),
     ("enable_prefix_caching", "false", False),
+    ("enforce_eager", "true", True),
+    ("async_scheduling", "true", True),
+    ("max_waiting_requests", "9", 9),
+    ("max_queue_time_s", "2.5", 2.5),
 ]
 every_setting = pytest.mark.parametrize(("field", "text", "value"), SETTINGS)
 

@@ -241,6 +241,9 @@ class BadNetwork:
             if delta.finish_reason is not None:
                 assert record.seen_ends[index] is None
                 record.seen_ends[index] = delta.finish_reason
+        if any(record.seen) or any(record.seen_ends):
+            # Who reads a token takes what is told of the prompt to be whole.
+            assert record.seen_prompt == record.prompt
 
 
 _EVENTS = (
