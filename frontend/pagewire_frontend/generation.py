@@ -16,6 +16,7 @@ from pagewire.errors import (
     NotFoundError,
     PagewireError,
 )
+from pagewire.pooling import Task, check_task
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.answer_format import AnswerFormat, answer_format
 from pagewire_frontend.best_of import ENGINE_FIELD_NAMES
@@ -115,6 +116,11 @@ class Generation:
             raise FailedPreconditionError("the model has no chat template")
         return self._chat_template
 
+    def check_generates(self) -> None:
+        """Raises FailedPreconditionError where the model gives vectors and no text."""
+        info = self.model_info
+        check_task(Task.GENERATE, info.tasks, info.served_model_name)
+
     def check_model(self, name: str) -> str:
         """The served name; NotFoundError for a name that is not served."""
         served = self.model_info.served_model_name
@@ -142,9 +148,11 @@ class Generation:
             reasoning_effort: for templates that read it; "none" asks for no reasoning.
 
         Raises:
-            FailedPreconditionError: there is no template, or requests may not bring one.
+            FailedPreconditionError: there is no template, or requests may not bring one, or the
+                model generates no text.
             ChatTemplateError, InvalidArgumentError: these messages can't be rendered.
         """
+        self.check_generates()
         own = self.chat_template
         if (
             chat_template is not None
@@ -204,6 +212,7 @@ class Generation:
             ResourceExhaustedError, UnavailableError: the engine did not take it.
         """
         self.check_model(request.model)
+        self.check_generates()
         token_ids = await self.tokenize_prompt(request)
         params = request.sampling_params
         if request.answer is not None:

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from pagewire.beam_search_params import BeamSearchParams
 from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError, PagewireError
+from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.background_loop import BackgroundLoop
 from pagewire_frontend.chat_template import load_chat_template
@@ -34,16 +35,38 @@ from pagewire_frontend.llm_outputs import (
     beam_search_output,
     request_output,
 )
+from pagewire_frontend.llm_pooling import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    classified,
+    run_pooling,
+    run_scoring,
+)
+from pagewire_frontend.pooling import PooledPrompt
 from pagewire_frontend.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
     "BeamSearchOutput",
     "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "load_chat_template",
 ]
 
@@ -220,6 +243,120 @@ class LLM:
             )
         return self._run(_prioritised(requests, priority), params, use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, of a model that embeds (see `runner` in EngineConfig).
+
+        Args:
+            prompts: as for `generate`.
+            pooling_params: length and scaling of the vectors. None: the model's own.
+            truncate_prompt_tokens: keep the first so many tokens of each prompt; -1: as many as the
+                model takes. None: one that is too long is refused.
+            use_tqdm: show progress.
+
+        Returns:
+            One output a prompt, in the order of the prompts.
+
+        Raises:
+            InvalidArgumentError: a prompt or a parameter can't be served. Nothing has run then.
+            FailedPreconditionError: the model gives no embeddings.
+        """
+        params = pooling_params or PoolingParams()
+        if params.task is not Task.EMBED:
+            raise InvalidArgumentError("pooling_params", "must have the task embed")
+        pooled = self._pool(prompts, params, truncate_prompt_tokens, use_tqdm)
+        return [
+            EmbeddingRequestOutput(EmbeddingOutput(one.values), one.token_ids) for one in pooled
+        ]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the model's classes for each prompt.
+
+        Args:
+            prompts, truncate_prompt_tokens, use_tqdm: as for `embed`.
+            use_activation: False: the model's logits. None: what its files say.
+
+        Raises:
+            InvalidArgumentError, FailedPreconditionError: see `embed`.
+        """
+        params = PoolingParams(task=Task.CLASSIFY, use_activation=use_activation)
+        pooled = self._pool(prompts, params, truncate_prompt_tokens, use_tqdm)
+        info = self._generation.model_info.pooling
+        labels = () if info is None else info.labels
+        return [classified(one, labels) for one in pooled]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """The vector that the model gives for each prompt, whatever it is.
+
+        Args:
+            prompts, truncate_prompt_tokens, use_tqdm: as for `embed`.
+            pooling_params: what is made of it. None: what the model was made for.
+
+        Raises:
+            InvalidArgumentError, FailedPreconditionError: see `embed`.
+        """
+        self._check_open()
+        if pooling_params is None:
+            classifies = Task.CLASSIFY in self._generation.model_info.tasks
+            pooling_params = PoolingParams(task=Task.CLASSIFY if classifies else Task.EMBED)
+        pooled = self._pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)
+        return [PoolingRequestOutput(PoolingOutput(one.values), one.token_ids) for one in pooled]
+
+    def score(
+        self,
+        text_1: Prompt | Sequence[Prompt],
+        text_2: Prompt | Sequence[Prompt],
+        *,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts answer queries: by a cross-encoder, or as the cosine of embeddings.
+
+        Args:
+            text_1: a query for all texts, or one for each.
+            text_2: the texts.
+            use_activation: False: a cross-encoder's logits. None: what its files say.
+            truncate_prompt_tokens, use_tqdm: as for `embed`; of a pair the text is cut.
+
+        Returns:
+            One output a text, in the order of the texts.
+
+        Raises:
+            InvalidArgumentError, FailedPreconditionError: see `embed`.
+        """
+        self._check_open()
+        return self._loop.run(
+            run_scoring(
+                self._generation,
+                _listed(text_1),
+                _listed(text_2),
+                use_activation,
+                truncate_prompt_tokens,
+                use_tqdm,
+            )
+        )
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         self._check_open()
@@ -265,6 +402,20 @@ class LLM:
                 "for each",
             )
         return list(params)
+
+    def _pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams,
+        truncate_prompt_tokens: int | None,
+        use_tqdm: bool,
+    ) -> list[PooledPrompt]:
+        self._check_open()
+        return self._loop.run(
+            run_pooling(
+                self._generation, _listed(prompts), params, truncate_prompt_tokens, use_tqdm
+            )
+        )
 
     def _run(
         self, requests: list[GenerationRequest], params: list[SamplingParams], use_tqdm: bool

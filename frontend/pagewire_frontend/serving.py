@@ -19,6 +19,7 @@ from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
+from pagewire_frontend.pooling import PooledPrompt, PoolingRequest, pool
 from pagewire_frontend.running_generation import RunningGeneration
 from pagewire_frontend.worker_metrics import with_siblings
 from pagewire_frontend.workers import Worker
@@ -231,15 +232,38 @@ def total_usage(generations: Sequence[MeteredGeneration]) -> Usage:
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         first_token_s=max(usage.first_token_s for usage in usages),
         total_s=max(usage.total_s for usage in usages),
-        times=RequestTimes(
-            queue_s=max(one.queue_s for one in times),
-            prefill_s=max(one.prefill_s for one in times),
-            decode_s=max(one.decode_s for one in times),
-            cached_tokens=sum(one.cached_tokens for one in times),
-            preemptions=sum(one.preemptions for one in times),
-            steps=max(one.steps for one in times),
-            step_s=max(one.step_s for one in times),
-        ),
+        times=_together(times),
+    )
+
+
+def _together(times: Sequence[RequestTimes]) -> RequestTimes:
+    """Counts added up, times of the slowest."""
+    return RequestTimes(
+        queue_s=max((one.queue_s for one in times), default=0.0),
+        prefill_s=max((one.prefill_s for one in times), default=0.0),
+        decode_s=max((one.decode_s for one in times), default=0.0),
+        cached_tokens=sum(one.cached_tokens for one in times),
+        preemptions=sum(one.preemptions for one in times),
+        steps=max((one.steps for one in times), default=0),
+        step_s=max((one.step_s for one in times), default=0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPrompts:
+    """The vectors of a call's prompts, in their order, and what they took."""
+
+    vectors: list[list[float]]
+    usage: Usage
+
+
+def _pooled_usage(pooled: Sequence[PooledPrompt], total_s: float) -> Usage:
+    return Usage(
+        prompt_tokens=sum(len(one.token_ids) for one in pooled),
+        completion_tokens=0,
+        first_token_s=total_s,
+        total_s=total_s,
+        times=_together([one.times for one in pooled]),
     )
 
 
@@ -358,6 +382,56 @@ class Serving:
             self.metrics,
             field_names,
             request.tenant if self.config.log_requests else None,
+        )
+
+    async def pool(
+        self, request: PoolingRequest, field_names: Mapping[str, str] = _SAME_NAMES
+    ) -> PooledPrompts:
+        """Runs prompts that are pooled to their end; a caller that is cancelled aborts them.
+
+        Args:
+            request: the prompts, and what is made of them.
+            field_names: what the client calls the fields that errors name.
+
+        Raises:
+            PagewireError: a prompt was refused or failed; the others were aborted.
+        """
+        started_at = time.monotonic()
+        self.metrics.request_started()
+        failure: ErrorCode | None = ErrorCode.CANCELLED
+        pooled: list[PooledPrompt] = []
+        try:
+            self._check_priority(request.priority)
+            with renaming(field_names):
+                pooled = await pool(self.generation, request)
+            failure = None
+        except PagewireError as error:
+            failure = error.code
+            raise
+        except Exception:
+            failure = ErrorCode.INTERNAL
+            raise
+        finally:
+            usage = _pooled_usage(pooled, time.monotonic() - started_at)
+            self.metrics.request_ended()
+            if failure is not None:
+                self.metrics.request_failed(failure)
+            for one in pooled:
+                self._count_pooled(one, usage.total_s)
+            if self.config.log_requests:
+                reasons = [FinishReason.STOP] * len(pooled)
+                _log_end(request.request_id, request.tenant, usage, reasons, failure)
+        return PooledPrompts([one.values for one in pooled], usage)
+
+    def _count_pooled(self, one: PooledPrompt, total_s: float) -> None:
+        self.metrics.prompt(len(one.token_ids), one.times.cached_tokens)
+        self.metrics.sequences_finished(FinishReason.STOP, 1)
+        self.metrics.finished(
+            prompt_tokens=len(one.token_ids),
+            output_tokens=[],
+            first_token_s=total_s,
+            total_s=total_s,
+            times=one.times,
         )
 
     def _check_priority(self, priority: int) -> None:

@@ -110,6 +110,59 @@ class Tokenizer:
             return ids[1:]
         return ids
 
+    def encode_pair(
+        self,
+        text: str,
+        second: str | None = None,
+        *,
+        add_special_tokens: bool = True,
+        parse_special_tokens: bool = True,
+        max_tokens: int,
+        truncate: bool = False,
+    ) -> tuple[list[int], int]:
+        """Token ids of a text, or of two with what the tokenizer puts between them.
+
+        Args:
+            text: the first text.
+            second: the second.
+            add_special_tokens, parse_special_tokens: see `encode`.
+            max_tokens: of how many there may be, those that are added included.
+            truncate: cut the end of the last text, where there would be more; of a second text at
+                least one token must stay.
+
+        Returns:
+            The ids, and the index of the first that belongs to the second text; 0 where there is
+            none, or the tokenizer does not tell the two apart.
+
+        Raises:
+            InvalidArgumentError: a text is not valid Unicode.
+            TooManyTokensError: there are more than `max_tokens`, or than may be of what can't be
+                cut.
+        """
+        texts = [text] if second is None else [text, second]
+        for one in texts:
+            self._check(one, None if truncate else max_tokens)
+        tokenizer = self._parsing if parse_special_tokens else self._plain.tokenizer
+        parts = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        room = max_tokens
+        if add_special_tokens:
+            room -= tokenizer.num_special_tokens_to_add(second is not None)
+        uncut = sum(len(part) for part in (parts[:-1] if truncate else parts))
+        least = uncut + (truncate and second is not None and len(parts[-1]) > 0)
+        if least > room:
+            raise TooManyTokensError(least + max_tokens - room, max_tokens)
+        if truncate and uncut + len(parts[-1]) > room:
+            parts[-1].truncate(room - uncut)
+        other = parts[1] if second is not None else None
+        whole = tokenizer.post_process(parts[0], other, add_special_tokens)
+        ids = list(whole.ids)
+        if second is not None:
+            kinds = whole.type_ids
+            return ids, kinds.index(1) if 1 in kinds else 0
+        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id:
+            return ids[1:], 0
+        return ids, 0
+
     def encode_marked(
         self,
         text: str,
@@ -212,7 +265,7 @@ class _PlainEncoder:
             text: f"\U000f0000{nonce}.{n}\U000f0001" for n, text in enumerate(control_tokens)
         }
         renamed = _renamed(tokenizer, self._aliases)
-        self._tokenizer = _without_limits(HubTokenizer.from_str(json.dumps(renamed)))
+        self.tokenizer = _without_limits(HubTokenizer.from_str(json.dumps(renamed)))
 
     def encode(
         self,
@@ -228,7 +281,7 @@ class _PlainEncoder:
             pieces += (text[at:start], self._aliases[text[start:end]])
             at = end
         pieces.append(text[at:])
-        return _encode(self._tokenizer, "".join(pieces), add_special_tokens, max_tokens)
+        return _encode(self.tokenizer, "".join(pieces), add_special_tokens, max_tokens)
 
 
 def _renamed(tokenizer: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""pagewire: an LLM inference service. `LLM`, `SamplingParams`, `StructuredOutput` and
-`BeamSearchParams` are the offline API."""
+"""pagewire: an LLM inference service. `LLM`, `SamplingParams`, `StructuredOutput`,
+`BeamSearchParams` and `PoolingParams` are the offline API."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagewire.beam_search_params import BeamSearchParams
+    from pagewire.pooling import PoolingParams
     from pagewire.sampling_params import SamplingParams
     from pagewire.structured_output import StructuredOutput
     from pagewire_frontend.llm import LLM, load_chat_template
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BeamSearchParams",
+    "PoolingParams",
     "SamplingParams",
     "StructuredOutput",
     "__version__",
@@ -32,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from pagewire.beam_search_params import BeamSearchParams
 
         return BeamSearchParams
+    if name == "PoolingParams":
+        from pagewire.pooling import PoolingParams
+
+        return PoolingParams
     if name == "StructuredOutput":
         from pagewire.structured_output import StructuredOutput
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.config import EngineConfig
+from pagewire.pooling import PoolingInfo, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.build import BuiltEngine, assemble_engine
 from pagewire_engine.service import EngineServer
@@ -46,8 +47,10 @@ def build_fake_engine(
     step_time_s: float = 0.0,
     tokenizer_files: Mapping[str, bytes] | None = None,
     on_execute: Callable[[StepPlan], None] | None = None,
+    pools: bool = False,
 ) -> BuiltEngine:
-    """An engine over integers, as `pagewire_engine.build.build_engine` would give it."""
+    """An engine over integers, as `pagewire_engine.build.build_engine` would give it; with `pools`
+    its model gives vectors, and generates nothing."""
     executor = FakeExecutor(
         num_blocks,
         block_size,
@@ -65,6 +68,8 @@ def build_fake_engine(
         eos_token_ids=(),
         default_sampling_params=SamplingParams(),
         tokenizer_files=tokenizer_files or {},
+        tasks=(Task.EMBED, Task.SCORE) if pools else (Task.GENERATE,),
+        pooling=PoolingInfo(2) if pools else None,
     )
 
 
@@ -100,8 +105,8 @@ class FakeEngineProcess:
 
     Args:
         config: as for EngineConfig; the port is chosen here.
-        knobs: `num_blocks`, `block_size`, `step_time_s`, and `poison`: a prompt token whose
-            prefill kills the process.
+        knobs: `num_blocks`, `block_size`, `step_time_s`, `pools`, and `poison`: a prompt token
+            whose prefill kills the process.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, **knobs: Any) -> None:

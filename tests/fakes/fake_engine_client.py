@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
+from pagewire.pooling import PoolingInfo, PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
@@ -70,6 +71,8 @@ class FakeEngineClient:
     """Implements EngineClient.
 
     Attributes:
+        tasks, pooling: what its model can do. Its embeddings count which tokens there are; its
+            classes have the probabilities 0, 0.1, 0.2 ..., each more by the second text's start.
         reply: text for (request, sequence index); the end-of-sequence id follows it.
         delay_s: between a request's steps, one token a sequence each.
         tokens_a_step: of each sequence.
@@ -90,6 +93,8 @@ class FakeEngineClient:
     fail_after: int | None = None
     failure: PagewireError = field(default_factory=lambda: UnavailableError("the engine is gone"))
     max_model_len: int = 2048
+    tasks: tuple[Task, ...] = (Task.GENERATE,)
+    pooling: PoolingInfo | None = None
     chat_template: str | None = CHATML
     has_tokenizer: bool = True
     tokenizer_sha256: str = "fake"
@@ -126,6 +131,8 @@ class FakeEngineClient:
             tokenizer_sha256=self.tokenizer_sha256,
             created=1_700_000_000,
             epoch=1,
+            tasks=self.tasks,
+            pooling=self.pooling,
         )
 
     @property
@@ -198,6 +205,9 @@ class FakeStream:
 
     async def __aiter__(self) -> AsyncIterator[list[TokenDelta]]:
         client, request = self._client, self._request
+        if request.pooling is not None:
+            yield [await self._pooled(request.pooling)]
+            return
         params = request.sampling_params
         texts = [client.reply(request, index) for index in range(params.n)]
         outputs = [[*ids_of(text), EOS_ID] for text in texts]
@@ -231,6 +241,26 @@ class FakeStream:
                 yield deltas
             if over or self._aborted.is_set():
                 return
+
+    async def _pooled(self, params: PoolingParams) -> TokenDelta:
+        client, ids = self._client, self._request.prompt_token_ids
+        await asyncio.sleep(client.delay_s)
+        if client.hang_after is not None:
+            await self._aborted.wait()
+        client.live.discard(self._request.request_id)
+        if client.fail_after is not None:
+            raise client.failure
+        assert client.pooling is not None
+        vector = [0.0] * client.pooling.size
+        if params.task is Task.CLASSIFY:
+            vector = [n / 10 + params.second_text_start for n in range(client.pooling.size)]
+        else:
+            for token_id in ids:
+                vector[token_id % client.pooling.size] += 1.0
+        times = RequestTimes(0.25, 0.5, cached_tokens=client.cached_tokens, steps=1, step_s=0.5)
+        delta = TokenDelta(0, 0, [], finish_reason=FinishReason.STOP, times=times)
+        delta.vector = vector[: params.dimensions]
+        return delta
 
     def _delta(self, index: int, output: list[int], start: int, started: float) -> TokenDelta:
         params = self._request.sampling_params

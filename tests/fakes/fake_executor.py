@@ -29,6 +29,11 @@ from pagewire_engine.step import (
 )
 
 
+def vector_of_crc(crc: int) -> list[float]:
+    """Both halves, which float32 holds exactly."""
+    return [float(crc & 0xFFFF), float(crc >> 16)]
+
+
 @dataclass(slots=True)
 class FakeWorkerSequence:
     """What a worker remembers of a sequence: its tokens and its block table."""
@@ -180,7 +185,7 @@ class FakeExecutor:
                 if sequence_id in self.nan_sequences:
                     failed.append((sequence_id, "the logits are not numbers"))
                 elif self.sequences[sequence_id].new.pooling is not None:
-                    vectors.append(PooledVector(sequence_id, [float(context)]))
+                    vectors.append(PooledVector(sequence_id, vector_of_crc(context)))
                 elif self.sequences[sequence_id].new.sampling_params.beam_search is not None:
                     candidates.append(self._candidates(sequence_id, context))
                 else:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
-from pagewire.errors import InvalidArgumentError, UnimplementedError
+from pagewire.conversion import tasks_to_proto
+from pagewire.errors import InvalidArgumentError
+from pagewire.pooling import Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire_frontend import token_service
 from pagewire_frontend.chat_template import RenderedChat
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation_types import GenerationRequest
-from pagewire_frontend.grpc_api import requests
+from pagewire_frontend.grpc_api import requests, vectors
 from pagewire_frontend.grpc_api.access import authorization_of
 from pagewire_frontend.grpc_api.errors import answers_errors
 from pagewire_frontend.grpc_api.responses import (
@@ -174,24 +176,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             root=info.served_model_name,
             created=info.created,
             max_model_len=info.max_model_len,
+            tasks=tasks_to_proto(info.tasks),
+            embedding_size=(
+                info.pooling.size if info.pooling is not None and Task.EMBED in info.tasks else 0
+            ),
         )
         return inference_pb2.ListModelsResponse(models=[model])
 
     @answers_errors
-    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> NoReturn:
-        self._refuse("embeddings", request.model)
+    async def Embed(
+        self, request: inference_pb2.EmbedRequest, context: Context
+    ) -> inference_pb2.EmbedResponse:
+        return await vectors.embed(self._serving, request, self._tenant(context))
 
     @answers_errors
-    async def Classify(self, request: inference_pb2.ClassifyRequest, context: Context) -> NoReturn:
-        self._refuse("class probabilities", request.model)
+    async def Classify(
+        self, request: inference_pb2.ClassifyRequest, context: Context
+    ) -> inference_pb2.ClassifyResponse:
+        return await vectors.classify(self._serving, request, self._tenant(context))
 
     @answers_errors
-    async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> NoReturn:
-        self._refuse("scores", request.model)
-
-    def _refuse(self, what: str, model: str) -> NoReturn:
-        name = self._serving.generation.check_model(model)
-        raise UnimplementedError(f"{name} generates text; it gives no {what}")
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: Context
+    ) -> inference_pb2.ScoreResponse:
+        return await vectors.score(self._serving, request, self._tenant(context))
 
     def _generate_request(
         self, request: inference_pb2.GenerateRequest, context: Context

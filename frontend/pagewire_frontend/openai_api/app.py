@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pagewire
 from pagewire_frontend.faults import as_pagewire_error
-from pagewire_frontend.openai_api import operations
+from pagewire_frontend.openai_api import operations, vectors
 from pagewire_frontend.openai_api.access import AccessMiddleware
 from pagewire_frontend.openai_api.chat_completions import create_chat_completion
 from pagewire_frontend.openai_api.completions import create_completion
@@ -31,6 +31,13 @@ from pagewire_frontend.openai_api.requests import (
 from pagewire_frontend.openai_api.response_input import ResponsesBody
 from pagewire_frontend.openai_api.response_store import ResponseStore
 from pagewire_frontend.openai_api.responses import ResponsesApi
+from pagewire_frontend.openai_api.vector_bodies import (
+    ClassifyBody,
+    EmbeddingBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+)
 from pagewire_frontend.serving import Serving
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -93,6 +100,21 @@ def create_app(serving: Serving) -> ASGIApp:
     async def tokenizer_info(request: Request) -> Response:
         return operations.tokenizer_info(serving)
 
+    async def embeddings(request: Request) -> Response:
+        return await vectors.create_embeddings(serving, request)
+
+    async def pooling(request: Request) -> Response:
+        return await vectors.create_pooling(serving, request)
+
+    async def classify(request: Request) -> Response:
+        return await vectors.create_classification(serving, request)
+
+    async def score(request: Request) -> Response:
+        return await vectors.create_score(serving, request)
+
+    async def rerank(request: Request) -> Response:
+        return await vectors.create_rerank(serving, request)
+
     responses = ResponsesApi(serving, ResponseStore(int(serving.config.response_store)))
     route("POST", "/v1/responses", responses.create, ResponsesBody)
     route("GET", "/v1/responses/{response_id}", responses.get, None)
@@ -100,6 +122,11 @@ def create_app(serving: Serving) -> ASGIApp:
     route("DELETE", "/v1/responses/{response_id}", responses.delete, None)
     route("POST", "/v1/chat/completions", chat_completions, ChatBody)
     route("POST", "/v1/completions", completions, CompletionBody)
+    route("POST", "/v1/embeddings", embeddings, EmbeddingBody)
+    route("POST", "/pooling", pooling, PoolingBody)
+    route("POST", "/classify", classify, ClassifyBody)
+    route("POST", "/score", score, ScoreBody)
+    route("POST", "/v1/rerank", rerank, RerankBody)
     route("GET", "/v1/models", models, None)
     route("GET", "/v1/models/{name:path}", model, None)
     route("GET", "/health", health, None)

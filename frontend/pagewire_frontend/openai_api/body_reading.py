@@ -81,7 +81,8 @@ def validated(data: dict[str, Any], body_class: type[BodyT]) -> BodyT:
     Raises:
         InvalidArgumentError: a field is wrong or not served.
     """
-    for name, most in _MOST_ITEMS.items():
+    most_items = _MOST_ITEMS | getattr(body_class, "most_items", {})
+    for name, most in most_items.items():
         if isinstance(value := data.get(name), list | dict):
             check_count(name, value, most)
     refuse_unsupported(data, getattr(body_class, "refused", {}))

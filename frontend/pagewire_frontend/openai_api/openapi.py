@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 import pagewire
+from pagewire.pooling import Task
 
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -140,10 +141,46 @@ _MODEL = _object(
         "root": _TEXT,
         "parent": _NULLABLE_TEXT,
         "max_model_len": _COUNT,
+        "tasks": _list_of({"enum": [task.value for task in Task]}),
     }
 )
 _FINISH = {"index": _COUNT, "finish_reason": _NULLABLE_TEXT}
+_NUMBER = {"type": "number"}
+_VECTOR = {"description": "Numbers, or base64 of float32.", "anyOf": [_list_of(_NUMBER), _TEXT]}
+
+
+def _list_answer(kind: dict[str, Any]) -> dict[str, Any]:
+    """One object a prompt."""
+    return _object(
+        {
+            "id": _TEXT,
+            "object": {"const": "list"},
+            "created": _COUNT,
+            "model": _TEXT,
+            "data": _list_of(_object({"index": _COUNT, **kind})),
+            "usage": _USAGE,
+        }
+    )
+
+
 _ANSWERS = {
+    "Embeddings": _list_answer({"object": {"const": "embedding"}, "embedding": _VECTOR}),
+    "Vectors": _list_answer({"object": {"const": "pooling"}, "data": _VECTOR}),
+    "Classes": _list_answer({"label": _TEXT, "probs": _list_of(_NUMBER), "num_classes": _COUNT}),
+    "Scores": _list_answer({"object": {"const": "score"}, "score": _NUMBER}),
+    "Ranking": _object(
+        {
+            "id": _TEXT,
+            "model": _TEXT,
+            "results": _list_of(
+                _object(
+                    {"index": _COUNT, "relevance_score": _NUMBER, "document": {"type": "object"}},
+                    "document",
+                )
+            ),
+            "usage": _object({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+        }
+    ),
     "ChatCompletion": _object(
         {
             "id": _TEXT,
@@ -195,6 +232,11 @@ _ANSWER_OF = {
     ("POST", "/v1/completions"): "Completion",
     ("POST", "/v1/responses"): "Response",
     ("GET", "/v1/responses/{response_id}"): "Response",
+    ("POST", "/v1/embeddings"): "Embeddings",
+    ("POST", "/pooling"): "Vectors",
+    ("POST", "/classify"): "Classes",
+    ("POST", "/score"): "Scores",
+    ("POST", "/v1/rerank"): "Ranking",
     ("GET", "/v1/models"): "ModelList",
     ("GET", "/v1/models/{name}"): "Model",
     ("GET", "/health"): "Health",

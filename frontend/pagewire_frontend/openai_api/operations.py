@@ -61,6 +61,7 @@ def _model(serving: Serving) -> dict[str, Any]:
         "root": info.served_model_name,
         "parent": None,
         "max_model_len": info.max_model_len,
+        "tasks": info.tasks,
     }
 
 

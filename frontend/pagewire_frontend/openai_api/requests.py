@@ -18,7 +18,7 @@ from pagewire_frontend.openai_api.unsupported import IN_CHATS, IN_COMPLETIONS, R
 
 MAX_PROMPTS = 1024
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPT_SCHEMA = {
+PROMPT_SCHEMA = {
     "description": "A text, several texts, token ids, or several lists of them.",
     "anyOf": [
         {"type": "string"},
@@ -35,7 +35,7 @@ class CompletionBody(SamplingBody):
     refused: ClassVar[Refused] = IN_COMPLETIONS
 
     # Checked in `prompts`: pydantic's union would collect an error for each of 100,000 token ids.
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None

@@ -69,7 +69,20 @@ IN_RESPONSES: Refused = {
     "return_token_ids": (False,),
     "documents": ([],),
 }
+IN_POOLING: Refused = {
+    "messages": (),
+    "softmax": (),
+    "activation": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "mm_processor_kwargs": ({},),
+    "cache_salt": (),
+}
+IN_RERANKING: Refused = {**IN_POOLING, "max_tokens_per_doc": (), "rank_fields": ([], ["text"])}
 _HINTS = {
+    "softmax": "use use_activation, its newer name",
+    "activation": "use use_activation, its newer name",
+    "max_tokens_per_doc": "use truncate_prompt_tokens, which counts the query too",
     "functions": "use tools, its newer name",
     "function_call": "use tool_choice, its newer name",
     "tools": "use /v1/chat/completions",

@@ -454,14 +454,6 @@ async def test_grpc_refuses_a_content_part_of_a_kind_from_the_future(serving: Se
     assert context.violations() == ["messages[0].content[0].part"]
 
 
-@pytest.mark.parametrize("method", ["Embed", "Classify", "Score"])
-async def test_tasks_of_other_models_are_unimplemented(serving: Serving, method: str) -> None:
-    request = getattr(inference_pb2, f"{method}Request")()
-    context = await refused(serving, method, request)
-    assert context.code == grpc.StatusCode.UNIMPLEMENTED
-    assert "generates text" in context.status.message
-
-
 @pytest.mark.parametrize("method", ["Generate", "GenerateUnary", "Chat", "ChatUnary"])
 async def test_grpc_refuses_to_go_before_others(serving: Serving, method: str) -> None:
     request = (

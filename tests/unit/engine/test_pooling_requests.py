@@ -17,6 +17,7 @@ from pagewire.outputs import FinishReason
 from pagewire.pooling import PoolingParams
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.submission import Submission
+from tests.fakes.fake_executor import vector_of_crc
 from tests.unit.engine.harness import Harness, settings, submission
 
 
@@ -28,7 +29,7 @@ def pooled(request_id: str, prompt: Sequence[int], **fields: Any) -> Submission:
 
 def vector_of(prompt: Sequence[int]) -> list[float]:
     """What the fake model makes of a prompt that was read in full through its blocks."""
-    return [float(zlib.crc32(array("q", prompt)))]
+    return vector_of_crc(zlib.crc32(array("q", prompt)))
 
 
 def encoder_settings(**changes: Any) -> Any:
