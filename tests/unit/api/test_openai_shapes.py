@@ -358,9 +358,10 @@ async def test_a_request_id_is_echoed_or_given() -> None:
 
 async def test_openapi_describes_the_bodies() -> None:
     async with http_client(await make_serving(FakeEngineClient())) as http:
-        paths = (await http.get("/openapi.json")).json()["paths"]
-    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
-    assert "messages" in schema["schema"]["properties"]
+        document = (await http.get("/openapi.json")).json()
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+    name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert "messages" in document["components"]["schemas"][name]["properties"]
 
 
 async def test_a_key_names_the_tenant_without_being_told_to_the_engine() -> None:
