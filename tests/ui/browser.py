@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
@@ -43,3 +44,38 @@ def send(page: Page, text: str) -> None:
 def answer(page: Page) -> Locator:
     """The last answer on the page."""
     return page.locator("#conversation .bot.message").last
+
+
+SCREENSHOTS = Path(__file__).parent / "screenshots"
+_PHONE = {"width": 390, "height": 844}
+
+
+def take_pictures(page: Page, name: str) -> None:
+    """Keeps the page as it is, light and dark and on a phone's width, for people to look at."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    desktop = page.viewport_size
+    for style, dark, size in (("light", 0, desktop), ("dark", 1, desktop), ("phone", 1, _PHONE)):
+        page.evaluate("dark => document.body.classList.toggle('dark', Boolean(dark))", dark)
+        if size is not None:
+            page.set_viewport_size(size)  # type: ignore[arg-type]  # it is one
+        if size is _PHONE:
+            page.locator(".sidebar.open .toggle-button").click()
+            page.wait_for_timeout(300)  # until it has slid away
+        page.screenshot(path=SCREENSHOTS / f"{name}-{style}.png")
+    page.evaluate("document.body.classList.remove('dark')")
+    page.locator(".sidebar .toggle-button").click()
+    if desktop is not None:
+        page.set_viewport_size(desktop)
+
+
+def choose(page: Page, label: str, option: str) -> None:
+    """Picks an option of a dropdown."""
+    page.get_by_label(label, exact=True).click()
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def new_chat(page: Page) -> None:
+    """Begins another conversation."""
+    page.get_by_role("tab", name="Chat").click()
+    page.locator("#new-chat").click()
+    expect(page.locator("#conversation .placeholder")).to_be_visible()

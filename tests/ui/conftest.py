@@ -15,12 +15,12 @@ from tests.fakes.ports import free_port
 from tests.ui.browser import launched_browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def frontend_port() -> int:
     return free_port()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def page_url(frontend_port: int) -> Iterator[str]:
     port = free_port()
     process = subprocess.Popen(
@@ -42,7 +42,7 @@ def page_url(frontend_port: int) -> Iterator[str]:
     assert process.wait(timeout=20) == 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with launched_browser() as launched:
         yield launched

@@ -26,6 +26,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
 
     Attributes:
         requests: all chats asked for.
+        refuses: whether it is too busy for any.
         cancelled: set when a chat has ended, or the client cancelled it.
     """
 
@@ -37,6 +38,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self._observability = observability
         self._adapters = adapters
         self.requests: list[inference_pb2.ChatRequest] = []
+        self.refuses = False
         self.cancelled = threading.Event()
         self._server: grpc.Server | None = None
 
@@ -76,7 +78,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self.requests.append(request)
         text = request.messages[-1].content[0].text
         rule, _, rest = text.partition(" ")
-        if rule == "fail":
+        if rule == "fail" or self.refuses:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "4096 requests wait")
         context.add_callback(self.cancelled.set)
         pause_s = {"slow": 0.1, "fast": 0.01}.get(rule, 0.005)

@@ -8,10 +8,10 @@ from typing import Any
 
 import gradio as gr
 
-from pagewire.v1 import inference_pb2
 from pagewire_ui.assets import scripted
 from pagewire_ui.chat_client import ChatClient, ChatProgress
 from pagewire_ui.settings_panel import SettingsPanel, read
+from pagewire_ui.token_values import with_alternatives
 
 _ROLES = ("user", "assistant")
 Value = dict[str, Any]
@@ -123,23 +123,8 @@ def progress_value(progress: ChatProgress) -> Value:
         "error": progress.error,
     }
     if progress.is_over:
-        value["details"] = [_token_value(position) for position in progress.details]
+        value["details"] = [with_alternatives(position) for position in progress.details]
     return value
-
-
-def _token_value(position: inference_pb2.PositionText) -> Value:
-    token = position.token
-    return {
-        "id": token.token_id,
-        "text": token.text,
-        "logprob": token.logprob,
-        "rank": token.rank,
-        **({"bytes": token.bytes.hex(" ")} if "\ufffd" in token.text else {}),
-        "top": [
-            {"id": other.token_id, "text": other.text, "logprob": other.logprob}
-            for other in position.top
-        ],
-    }
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -28,7 +28,7 @@ class EngineTab:
         """
         with gr.Tab(_LABEL, id="engine-tab"):
             picture = gr.HTML("", elem_id="engine")
-        clock = gr.Timer(_REFRESH_S, active=False)
+            clock = gr.Timer(_REFRESH_S, active=False)
         # A page that shows another tab asks nothing.
         tabs.select(self._switched, outputs=[picture, clock], queue=False, **private)
         clock.tick(self._draw, outputs=[picture], queue=False, **private)

@@ -14,6 +14,9 @@ from pagewire_ui.engine_tab import EngineTab
 from pagewire_ui.engine_watch import EngineWatch
 from pagewire_ui.frontend_link import FrontendLink
 from pagewire_ui.settings_panel import SettingsPanel, model_choices
+from pagewire_ui.templates_tab import TemplatesTab
+from pagewire_ui.text_client import TextClient
+from pagewire_ui.tokenizer_tab import TokenizerTab
 
 # System fonts: the page must not ask anything of any other host.
 _THEME = gr.themes.Default(
@@ -43,6 +46,7 @@ class Page:
 
     def __init__(self, link: FrontendLink) -> None:
         self._client = ChatClient(link)
+        self._texts = TextClient(link)
         self.watch = EngineWatch(link)
 
     def build(self) -> gr.Blocks:
@@ -56,10 +60,13 @@ class Page:
                 head = gr.HTML(_head(None), elem_id="head")
                 scripted("conversations", elem_id="conversations")
                 panel = SettingsPanel()
+            templates = gr.BrowserState({}, storage_key="pagewire.templates", secret="pagewire")
             chat = ChatTab(self._client)
-            with gr.Tabs(elem_id="tabs") as tabs:
+            with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as tabs:
                 with gr.Tab("Chat", id="chat"):
                     chat.build(panel, private)
+                TemplatesTab(self._texts).build(tabs, panel, templates, private)
+                TokenizerTab(self._texts).build(tabs, panel, private)
                 EngineTab(self.watch).build(tabs, private)
             clock = gr.Timer(_LOOK_FOR_MODELS_S)
             panel.listen(private)

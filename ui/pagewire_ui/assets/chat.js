@@ -290,9 +290,9 @@ export function currentTurns() {
   return messages.map((message) => ({ role: message.role, text: turnText(message) }));
 }
 
-/** Makes the conversation's prompts by this template from now on. */
-export function useTemplate(name, source) {
-  room.useTemplate({ name, source });
+/** Makes the conversation's prompts by this template {name, source} from now on; null: by the model's own. */
+export function useTemplate(template) {
+  room.useTemplate(template);
 }
 
 /** Puts the conversation into a gr.HTML component. */

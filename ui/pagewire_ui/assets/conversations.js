@@ -15,10 +15,7 @@ export function mount(element) {
     items.replaceChildren(...kept.map((conversation) => itemOf(conversation)));
     if (!kept.length) items.append(el("li", { class: "pw-none" }, "None yet."));
   };
-  const newChat = () => {
-    store.current.set(store.emptyConversation().id);
-    document.querySelector("#message textarea")?.focus();
-  };
+  const newChat = () => open(store.emptyConversation().id);
   const exportAll = () => {
     const kept = store.list();
     if (!kept.length) return say("There is nothing to export yet.");
@@ -49,12 +46,19 @@ export function mount(element) {
   draw();
 }
 
+function open(id) {
+  store.current.set(id);
+  // On a phone the sidebar covers the conversation.
+  if (innerWidth < 768) document.querySelector(".sidebar.open .toggle-button")?.click();
+  document.querySelector("#message textarea")?.focus();
+}
+
 function itemOf(conversation) {
   const isCurrent = conversation.id === store.current.get();
   const title = conversation.title || "Untitled";
-  const open = el(
+  const opener = el(
     "button",
-    { type: "button", class: "pw-open", title, "aria-current": isCurrent && "true", onclick: () => store.current.set(conversation.id) },
+    { type: "button", class: "pw-open", title, "aria-current": isCurrent && "true", onclick: () => open(conversation.id) },
     title,
   );
   const rename = iconButton("edit", `Rename ${title}`, () => {
@@ -66,7 +70,7 @@ function itemOf(conversation) {
     store.remove(conversation.id);
     if (isCurrent) store.current.set(store.emptyConversation().id);
   });
-  return el("li", { class: isCurrent ? "current" : null }, open, rename, remove);
+  return el("li", { class: isCurrent ? "current" : null }, opener, rename, remove);
 }
 
 function count(number) {

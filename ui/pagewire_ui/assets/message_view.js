@@ -23,7 +23,7 @@ export class QuestionView {
   constructor(message, handlers) {
     this.text = el("div", { class: "pw-text" }, message.text);
     const copy = iconButton("copy", "Copy message", () => copyFrom(copy, message.text));
-    const edit = iconButton("edit", "Edit message and ask again", () => editInPlace(this.node, this.text, message.text, "Ask again", handlers.edit));
+    const edit = iconButton("edit", "Edit message", () => editInPlace(this.node, this.text, message.text, "Ask again", handlers.edit));
     const files = (message.attachments ?? []).map((file) => el("span", { class: "pw-chip" }, `📄 ${file.name}`));
     this.node = el(
       "article",

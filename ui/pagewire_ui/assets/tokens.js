@@ -4,7 +4,7 @@
 import { el } from "./dom.js";
 
 // More pieces than this would hold the browser up.
-export const MAX_SHOWN = 4000;
+export const MAX_SHOWN = 2000;
 const NUM_COLOURS = 5;
 
 /**
@@ -13,13 +13,12 @@ const NUM_COLOURS = 5;
  */
 
 /** An element with all tokens; a table of alternatives opens beside the one that is looked at. */
-export function tokensView(tokens, label) {
+export function tokensView(tokens, label, total = tokens.length) {
   const card = el("div", { class: "pw-token-card", role: "status", hidden: true });
   const view = el("div", { class: "pw-tokens", role: "group", "aria-label": label });
   const shown = tokens.slice(0, MAX_SHOWN);
   shown.forEach((token, index) => view.append(...pieces(token, index)));
-  if (tokens.length > shown.length)
-    view.append(el("p", { class: "pw-more" }, `… and ${tokens.length - shown.length} more tokens, which are not drawn.`));
+  if (total > shown.length) view.append(el("p", { class: "pw-more" }, `… and ${total - shown.length} more tokens, which are not drawn.`));
   const root = el("div", { class: "pw-token-view" }, view, card);
   let pinned = null;
   const look = (target, pin) => {
@@ -56,7 +55,7 @@ function pieces(token, index) {
   const node = el(
     "button",
     { type: "button", class: classes.join(" "), "data-token": String(index), tabindex: index ? "-1" : "0", title },
-    visible(token.text) || "∅",
+    shownAs(token),
   );
   const breaks = token.text.split("\n").length - 1;
   return [node, ...Array.from({ length: breaks }, () => el("br"))];
@@ -78,7 +77,7 @@ function cardOf(token, index) {
   const facts = [`id ${token.id}`, `position ${index}`];
   if (token.control) facts.push("control token");
   if (token.bytes) facts.push(`bytes ${token.bytes}`);
-  const head = el("div", {}, el("code", {}, visible(token.text) || "∅"), el("span", { class: "pw-facts" }, facts.join(" · ")));
+  const head = el("div", {}, el("code", {}, shownAs(token)), el("span", { class: "pw-facts" }, facts.join(" · ")));
   if (!token.top?.length) return [head];
   const rows = token.top.map((other) => row(other, other.id === token.id));
   if (!token.top.some((other) => other.id === token.id)) rows.push(row(token, true));
@@ -93,7 +92,7 @@ function row(token, chosen) {
   return el(
     "tr",
     { class: chosen ? "chosen" : null },
-    el("td", {}, el("code", {}, visible(token.text) || "∅"), chosen ? el("span", { class: "pw-sr" }, "chosen") : null),
+    el("td", {}, el("code", {}, shownAs(token)), chosen ? el("span", { class: "pw-sr" }, "chosen") : null),
     el("td", {}, String(token.id)),
     el("td", {}, bar, `${(share * 100).toFixed(share < 0.01 ? 2 : 1)} %`),
   );
@@ -107,17 +106,22 @@ function place(card, button) {
   card.style.left = `${Math.max(4, Math.min(spot.left, innerWidth - card.offsetWidth - 8))}px`;
 }
 
+// Part of a character is shown as its bytes.
+function shownAs(token) {
+  return token.bytes ? `‹${token.bytes}›` : visible(token.text) || "∅";
+}
+
 /** The text, with line ends made visible, and spaces where there is nothing else. */
 export function visible(text) {
   const shown = text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("\r", "␍");
   return shown.trim() ? shown : shown.replaceAll(" ", "·");
 }
 
-/** Draws {label, tokens} into a gr.HTML component whenever Python sends it. */
+/** Draws {label, tokens, total} into a gr.HTML component whenever Python sends it. */
 export function mount(element, { props, watch }) {
   const show = () => {
     const value = props.value;
-    element.replaceChildren(...(value?.tokens ? [tokensView(value.tokens, value.label)] : []));
+    element.replaceChildren(...(value?.tokens ? [tokensView(value.tokens, value.label, value.total)] : []));
   };
   watch("value", show);
   show();
