@@ -407,8 +407,7 @@ class BlockSpaceManager:
 
     def check(self) -> None:
         """Raises AssertionError unless `free + held + cached == num_blocks`, in both pools, and
-        every reference is accounted for. Takes time linear in the pools: for tests and idle
-        moments."""
+        every reference is accounted for. Takes time linear in the pools: for tests."""
         references, cpu_references = [0] * self.num_blocks, [0] * self.num_cpu_blocks
         for table in self._tables.values():
             for block in table:

@@ -86,6 +86,7 @@ class Engine:
         self._runner = PlanRunner(executor) if overlaps_steps else None
         self._under_way: _Launched | None = None
         self._last_landed = 0.0
+        self._num_lost_blocks = 0
 
     # -- requests come and go ----------------------------------------------------------------
 
@@ -295,6 +296,20 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """Who holds which block, and what the last step computed whose results are there."""
         return take_snapshot(self.scheduler, self._last_schedule)
+
+    def check_at_rest(self) -> None:
+        """Looks for blocks that are held though no request is left: a fault of ours, which is told
+        in the log once for each loss."""
+        blocks = self.scheduler.blocks
+        num_lost = blocks.num_blocks - blocks.num_available_blocks
+        num_lost += blocks.num_cpu_blocks - blocks.num_free_cpu_blocks
+        if num_lost > self._num_lost_blocks:
+            logger.error(
+                "%d KV blocks are held though no request is left. What is served goes on being "
+                "right, with less memory; restart the engine to have it back, and report this.",
+                num_lost,
+            )
+        self._num_lost_blocks = num_lost
 
     def retry_after_s(self) -> float:
         """Seconds until one that finds the queue full should come again. Safe from any thread."""

@@ -265,10 +265,12 @@ class EngineLoop:
                 if self._stopping:
                     return False
                 self._empty_inbox()
-                self._idle = not self._engine.has_work
+                had_work, self._idle = not self._idle, not self._engine.has_work
                 self._wake.notify_all()
                 if not self._idle:
                     return True
+                if had_work:
+                    self._engine.check_at_rest()
                 self._wake.wait_for(lambda: self._inbox or self._stopping)
 
     def _empty_inbox(self) -> None:

@@ -184,6 +184,32 @@ def test_an_idle_loop_sleeps_and_wakes_at_once(start: Callable[..., Running]) ->
     running.answers.wait_for_end("b")
 
 
+def test_a_block_that_was_lost_is_told_once(
+    start: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start(FakeExecutor(32, 4))
+
+    def run(request_id: str) -> None:
+        running.loop.submit(submission(request_id, range(5), max_tokens=2))
+        running.answers.wait_for_end(request_id)
+        # Idle again: it answers at once.
+        assert running.loop.reset_prefix_cache() >= 0
+
+    run("a")
+    assert not caplog.messages
+    blocks = running.engine.scheduler.blocks
+    lost = blocks._take()
+    run("b")
+    run("c")
+    assert running.loop.drain(TIMEOUT_S) == 0
+    told = [
+        message for message in caplog.messages if "are held though no request is left" in message
+    ]
+    assert [message.split()[0] for message in told] == ["1"]
+    blocks._ref_counts[lost] = 0
+    blocks._give_back(lost)
+
+
 def test_submit_and_abort_do_not_wait_for_a_step(start: Callable[..., Running]) -> None:
     gate = Gate()
     running = start(FakeExecutor(32, 4, on_execute=gate))
