@@ -203,32 +203,25 @@ class Scheduler(RequestQueues):
             draft.new_sequences.append(_introduced(sequence))
         self._schedule_request(draft, request)
 
-    def _schedule_request(self, draft: Draft, request: Request) -> bool:
-        """Schedules what can be computed of a running request, preempting others where
-        blocks lack. Returns whether the request is still running."""
+    def _schedule_request(self, draft: Draft, request: Request) -> None:
+        """Schedules what can be computed of a running request. Where blocks lack others are
+        preempted, or the request itself is and has no part in the step."""
         share = draft.prefills if request.is_prefilling else draft.decodes
-        alone = request.leader_alone
         sequences: list[Sequence] = []
         entries: list[ScheduledSequence] = []
         copies: list[tuple[int, int]] = []
-        for sequence in (request.leader,) if alone else request.live:
-            end = request.num_prompt_tokens if alone else sequence.num_tokens
-            num_tokens = end - sequence.num_computed_tokens
-            if num_tokens == 0 or sequence.num_tokens >= request.max_num_tokens:
-                # A step under way brings its prompt or its last token to an end, or it is a beam
-                # that waits for the others to come to choose.
+        for sequence in (request.leader,) if request.leader_alone else request.live:
+            num_due = _num_due(request, sequence)
+            if num_due == 0:
                 continue
-            samples = num_tokens <= share.budget
-            if not samples:
-                num_tokens = share.budget if self.settings.chunks_prompts else 0
-                if num_tokens == 0:
-                    break
-            while (copied := self.blocks.append_slots(sequence, num_tokens)) is None:
-                if self._num_under_way:
-                    draft.lacks_blocks = True
-                    break
-                if self._make_room(draft, copies) is request:
-                    return False
+            if num_due > share.budget and not self.settings.chunks_prompts:
+                break
+            num_tokens = min(num_due, share.budget)
+            if num_tokens == 0:
+                break
+            copied = self._append_slots(draft, sequence, num_tokens, copies)
+            if request.status is not RequestStatus.RUNNING:
+                return
             if copied is None:
                 break
             if copied:
@@ -237,7 +230,7 @@ class Scheduler(RequestQueues):
                 sequence.num_blocks_told = min(sequence.num_blocks_told, index)
             share.budget -= num_tokens
             sequences.append(sequence)
-            entries.append(self._entry(sequence, num_tokens, samples))
+            entries.append(self._entry(sequence, num_tokens, samples=num_tokens == num_due))
         share.sequences.extend(sequences)
         share.entries.extend(entries)
         if request.beam_search is not None:
@@ -245,7 +238,30 @@ class Scheduler(RequestQueues):
         if copies:
             draft.block_copies[request.request_id] = copies
             self.num_block_copies += len(copies)
-        return True
+
+    def _append_slots(
+        self,
+        draft: Draft,
+        sequence: Sequence,
+        num_tokens: int,
+        copies: list[tuple[int, int]],
+    ) -> tuple[tuple[int, int], ...] | None:
+        """Slots for a sequence's next tokens, in the blocks of others if there are no more.
+
+        Args:
+            copies: copy-on-write that its request waits for already.
+
+        Returns:
+            The blocks to copy first. None: there are no slots, since nobody may be preempted now,
+            or since its own request was the one to give way.
+        """
+        while (copied := self.blocks.append_slots(sequence, num_tokens)) is None:
+            if self._num_under_way:
+                draft.lacks_blocks = True
+                return None
+            if self._make_room(draft, copies) is sequence.request:
+                return None
+        return copied
 
     def _tell_beams(self, draft: Draft, beams: list[Sequence]) -> None:
         """Tells the worker of forked beams and chosen tokens that it does not know of."""
@@ -296,6 +312,16 @@ class Scheduler(RequestQueues):
         else:
             self._recompute(victim)
         return victim
+
+
+def _num_due(request: Request, sequence: Sequence) -> int:
+    """Tokens of a sequence that are still to be computed, before its next token or the others'
+    first can be chosen. 0 where a step under way brings its prompt or its last token to an end,
+    and of a beam that waits for the others to come to choose."""
+    if sequence.num_tokens >= request.max_num_tokens:
+        return 0
+    end = request.num_prompt_tokens if request.leader_alone else sequence.num_tokens
+    return end - sequence.num_computed_tokens
 
 
 def _introduced(sequence: Sequence) -> NewSequence:
