@@ -48,6 +48,11 @@ class FakeAdapters(operations_pb2_grpc.AdaptersServicer):
                 **fields,
             )
 
+    def drop(self, name: str) -> None:
+        """Takes one away."""
+        with self._lock:
+            del self._adapters[name]
+
     def listed(self) -> list[engine_pb2.AdapterInfo]:
         """Those that are loaded, by name."""
         with self._lock:

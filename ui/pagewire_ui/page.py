@@ -7,9 +7,12 @@ from typing import Any
 
 import gradio as gr
 
+from pagewire_ui.adapters_client import AdaptersClient
+from pagewire_ui.adapters_tab import AdaptersTab
 from pagewire_ui.assets import scripted
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.chat_tab import ChatTab
+from pagewire_ui.compare_tab import CompareTab
 from pagewire_ui.engine_tab import EngineTab
 from pagewire_ui.engine_watch import EngineWatch
 from pagewire_ui.frontend_link import FrontendLink
@@ -46,6 +49,7 @@ class Page:
 
     def __init__(self, link: FrontendLink) -> None:
         self._client = ChatClient(link)
+        self._adapters = AdaptersClient(link)
         self._texts = TextClient(link)
         self.watch = EngineWatch(link)
 
@@ -61,10 +65,12 @@ class Page:
                 scripted("conversations", elem_id="conversations")
                 panel = SettingsPanel()
             templates = gr.BrowserState({}, storage_key="pagewire.templates", secret="pagewire")
-            chat = ChatTab(self._client)
+            chat, compare = ChatTab(self._client), CompareTab(self._client)
             with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as tabs:
                 with gr.Tab("Chat", id="chat"):
                     chat.build(panel, private)
+                compare.build(tabs, panel, private)
+                AdaptersTab(self._adapters, self._client).build(tabs, panel, private)
                 TemplatesTab(self._texts).build(tabs, panel, templates, private)
                 TokenizerTab(self._texts).build(tabs, panel, private)
                 EngineTab(self.watch).build(tabs, private)
@@ -75,6 +81,7 @@ class Page:
             page.load(self._look_for_models, [panel.model], found, queue=False, **private)
             clock.tick(self._look_for_models, [panel.model], found, queue=False, **private)
             page.unload(chat.leave)
+            page.unload(compare.leave)
         return page
 
     async def _look_for_models(self, chosen: str) -> tuple[Any, Any, Any]:

@@ -38,7 +38,7 @@ export class QuestionView {
 export class AnswerView {
   /**
    * @param message of the conversation
-   * @param handlers {retry(), undo(), edit(text)}
+   * @param handlers {retry(), undo(), edit(text)}; null: it is only looked at
    * @param isLast whether retry and undo make sense
    * @param details its tokens with alternatives; null where they are not known (any more)
    */
@@ -60,9 +60,10 @@ export class AnswerView {
         iconButton("undo", "Undo: take the last message back", handlers.undo),
       );
     }
-    this.actions.append(
-      iconButton("edit", "Edit answer", () => editInPlace(this.node, this.body, message.text, "Keep", handlers.edit)),
-    );
+    if (handlers) {
+      const edit = () => editInPlace(this.node, this.body, message.text, "Keep", handlers.edit);
+      this.actions.append(iconButton("edit", "Edit answer", edit));
+    }
     if (details?.length) this.actions.append(this.tokensButton(details));
     this.node = el(
       "article",

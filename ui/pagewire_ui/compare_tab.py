@@ -1,0 +1,130 @@
+"""The tab "Compare": one question to two models, as a base model and an adapter, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import gradio as gr
+
+from pagewire_ui.assets import scripted
+from pagewire_ui.chat_client import ChatClient, ChatProgress, ChatSettings
+from pagewire_ui.chat_tab import progress_value
+from pagewire_ui.settings_panel import SettingsPanel, model_choices, read
+
+LABEL = "Compare"
+_SIDES = ("left", "right")
+_REDRAW_S = 0.05
+
+
+class CompareTab:
+    """Asks both at once; one object serves all visitors."""
+
+    def __init__(self, client: ChatClient) -> None:
+        self._client = client
+        # The stop signal of the answers that are on their way, by Gradio's session.
+        self._running: dict[str, asyncio.Event] = {}
+
+    def build(self, tabs: gr.Tabs, panel: SettingsPanel, private: dict[str, Any]) -> None:
+        """Builds the tab.
+
+        Args:
+            tabs: where it goes.
+            panel: the settings that both are asked with, but for the model.
+            private: arguments of every event.
+        """
+        self._panel = panel
+        with gr.Tab(LABEL, id="compare-tab"), gr.Column(elem_classes="pw-tab"):
+            with gr.Row():
+                left = gr.Dropdown(
+                    [("base model", "")], value="", label="Left", elem_id="compare-left"
+                )
+                right = gr.Dropdown(
+                    [("base model", "")], value="", label="Right", elem_id="compare-right"
+                )
+            question = gr.Textbox(
+                label="Question",
+                lines=2,
+                max_lines=8,
+                placeholder="Both get this question, with the settings of the sidebar.",
+                elem_id="compare-question",
+            )
+            with gr.Row():
+                ask = gr.Button("Ask both", variant="primary", size="sm", elem_id="compare-ask")
+                stop = gr.Button("Stop", size="sm", elem_id="compare-stop")
+            answers = scripted("compare", elem_id="compare-answers")
+        tabs.select(self._switched, [right], [left, right], queue=False, **private)
+        gr.on(
+            [ask.click, question.submit],
+            self._ask,
+            inputs=[question, left, right, *panel.components],
+            outputs=[answers],
+            concurrency_limit=None,
+            trigger_mode="once",
+            **private,
+        )
+        stop.click(self.leave, queue=False, **private)
+
+    async def _switched(self, event: gr.SelectData, right: str) -> tuple[Any, Any]:
+        models = await self._client.models() if event.value == LABEL else None
+        if not models:
+            return gr.skip(), gr.skip()
+        choices = model_choices(models)
+        known = [value for _, value in choices]
+        # Base model against the first adapter, until somebody chooses.
+        first = next((model.id for model in models if model.parent), "")
+        return (
+            gr.update(choices=choices),
+            gr.update(choices=choices, value=right if right and right in known else first),
+        )
+
+    async def _ask(
+        self, request: gr.Request, question: str, left: str, right: str, *inputs: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        if not (question or "").strip():
+            yield {"error": "Write a question first."}
+            return
+        try:
+            settings = read(self._panel.values(inputs))
+        except ValueError as error:
+            yield {"error": str(error)}
+            return
+        stop = self._running[request.session_hash or ""] = asyncio.Event()
+        models = dict(zip(_SIDES, (left or "", right or ""), strict=True))
+        latest = dict.fromkeys(_SIDES, ChatProgress())
+        news = asyncio.Event()
+
+        async def follow(side: str, settings: ChatSettings) -> None:
+            async for progress in self._client.answer([("user", question)], settings, stop):
+                latest[side] = progress
+                news.set()
+
+        tasks = [
+            asyncio.create_task(follow(side, replace(settings, model=model)))
+            for side, model in models.items()
+        ]
+        try:
+            while True:
+                yield {
+                    side: {**progress_value(latest[side]), "model": models[side] or "base model"}
+                    for side in _SIDES
+                }
+                if all(progress.is_over for progress in latest.values()):
+                    return
+                await news.wait()
+                news.clear()
+                await asyncio.sleep(_REDRAW_S)
+        finally:
+            stop.set()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._running.get(request.session_hash or "") is stop:
+                del self._running[request.session_hash or ""]
+
+    async def leave(self, request: gr.Request) -> None:
+        """Ends the answers of a page that is closed, or whose visitor wants no more of them."""
+        if stop := self._running.get(request.session_hash or ""):
+            stop.set()
