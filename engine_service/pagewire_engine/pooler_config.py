@@ -242,9 +242,11 @@ def _read_modules(folder: Path) -> _Modules:
 def _modes(path: Path) -> tuple[str, ...]:
     fields = read_json_object(path, required=True)
     prefix = "pooling_mode_"
-    if isinstance(fields.get("pooling_mode"), str):
-        named = fields["pooling_mode"]
-        return (next((mode for mode, ours in _MODES.items() if ours == named), named),)
+    named = fields.get("pooling_mode")
+    if named is not None:
+        listed = named if isinstance(named, list) else [named]
+        ours: dict[str, str] = {kind: mode for mode, kind in _MODES.items()}
+        return tuple(ours.get(one, one) for one in map(str, listed))
     return tuple(
         name.removeprefix(prefix) for name, on in fields.items() if name.startswith(prefix) and on
     )

@@ -67,8 +67,11 @@ def test_newer_files_name_the_mode_by_one_word(tmp_path: Path) -> None:
     path = tmp_path / "1_Pooling" / "config.json"
     path.write_text('{"pooling_mode": "cls"}')
     assert pooler(tmp_path, _BERT).pooling_type == "cls"
-    path.write_text('{"pooling_mode": "max"}')
-    assert "pooling by max" in refused(tmp_path, _BERT).message
+    path.write_text('{"pooling_mode": ["lasttoken"]}')
+    assert pooler(tmp_path, _BERT).pooling_type == "last"
+    for modes, named in (('"max"', "max"), ('["cls", "mean"]', "cls_token and mean_tokens")):
+        path.write_text(f'{{"pooling_mode": {modes}}}')
+        assert f"pooling by {named}" in refused(tmp_path, _BERT).message
 
 
 @pytest.mark.parametrize("mode", ["max_tokens", "weightedmean_tokens"])
