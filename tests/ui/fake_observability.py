@@ -12,11 +12,14 @@ from pagewire.v1 import engine_pb2, operations_pb2_grpc
 
 
 class FakeObservability(operations_pb2_grpc.ObservabilityServicer):
-    """Shows 300 blocks: request 1 holds 20 of them, 4 are shared, 30 cached.
+    """Shows 300 blocks: request 1 holds 20 of them, 4 are shared, 30 cached; and 8 in host memory,
+    of which request 3, swapped, holds 2. With each look 40 tokens more were generated, and one
+    request more had its first token after a quarter of a second.
 
     Attributes:
         num_waiting: what it tells of the queue; tests change it.
         allowed: whether clients may watch.
+        tokens: that were generated so far.
         looks: how often it showed the blocks.
         looked: set once it has.
     """
@@ -25,6 +28,7 @@ class FakeObservability(operations_pb2_grpc.ObservabilityServicer):
         self.num_waiting = 3
         self.allowed = True
         self.looks = 0
+        self.tokens = 0
         self.looked = threading.Event()
 
     def WatchStats(
@@ -53,6 +57,10 @@ class FakeObservability(operations_pb2_grpc.ObservabilityServicer):
             prefix_cache_hits=50,
             step_time_s=0.0125,
         )
+        self.tokens += 40
+        stats.num_generation_tokens = self.tokens
+        stats.time_to_first_token.counts.append(self.tokens // 40)
+        stats.time_to_first_token.sum = 0.25 * self.tokens / 40
         if with_window:
             self.looks += 1
             self.looked.set()
@@ -61,6 +69,8 @@ class FakeObservability(operations_pb2_grpc.ObservabilityServicer):
             view = engine_pb2.EngineRequestView
             window.requests.add(id="1", state=view.STATE_RUNNING, blocks=range(20))
             window.requests.add(id="2", state=view.STATE_RUNNING, num_prompt_tokens=77)
+            window.requests.add(id="3", state=view.STATE_SWAPPED, cpu_blocks=[0, 5])
+            window.cpu_blocks = bytes([1, 0, 0, 0, 0, 1, 0, 0])
             window.step.step = 42
             window.step.request.extend([0, 1])
             window.step.num_tokens.extend([1, 33])

@@ -1,4 +1,4 @@
-"""The engine drawn: queue lengths, the map of its blocks, its requests and its last step."""
+"""The engine drawn: queues, rates, the last step, the map of its blocks, its requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from pagewire.v1 import engine_pb2
+from pagewire_ui import engine_charts
 from pagewire_ui.engine_watch import EngineSight
 
 # More cells than this would be too small to see, and too much to send each second.
@@ -24,6 +25,9 @@ _STATES = {
     engine_pb2.EngineRequestView.STATE_FINISHED: "ended",
 }
 _MAX_ROWS = 64
+_MAX_PIECES = 256
+# Numbers of a block table that are shown.
+_MAX_TABLE = 16
 
 
 def draw(sight: EngineSight) -> str:
@@ -32,12 +36,13 @@ def draw(sight: EngineSight) -> str:
     if stats is None:
         return f'<p role="alert">{html.escape(sight.error)}</p>'
     window = stats.window
-    parts = [_tiles(stats)]
+    parts = [_tiles(stats), engine_charts.draw(sight.moments), _step(window)]
     if window.blocks:
         parts += ["<h3>KV blocks</h3>", block_map(window.blocks, window.requests), _legend(window)]
     if window.cpu_blocks:
-        parts += ["<h3>KV blocks in host memory</h3>", block_map(window.cpu_blocks, ())]
-    parts += [_step(window), _requests(window.requests)]
+        swapped = f'<div class="host">{block_map(window.cpu_blocks, ())}</div>'
+        parts += ["<h3>KV blocks in host memory</h3>", swapped, _host_legend(window)]
+    parts += [_requests(window.requests), _highlights(window.requests)]
     return "".join(parts)
 
 
@@ -74,7 +79,8 @@ def _path(state: int, owner: str, cells: Sequence[int], columns: int) -> str:
     )
     title, colour = _NAMES[state], ""
     if owner:
-        title, colour = f"request {owner}", f' style="fill:{_colour(owner)}"'
+        title = f"request {owner}"
+        colour = f' data-request="{html.escape(owner)}" style="fill:{_colour(owner)}"'
     return (
         f'<path class="{_NAMES[state]}"{colour} d="{squares}">'
         f"<title>{html.escape(title)}</title></path>"
@@ -118,36 +124,78 @@ def _legend(window: engine_pb2.EngineWindow) -> str:
     return f'<div class="legend">{"&nbsp; ".join(items)}{note}</div>'
 
 
+def _host_legend(window: engine_pb2.EngineWindow) -> str:
+    counts = Counter(window.cpu_blocks)
+    return (
+        f'<div class="legend">{len(window.cpu_blocks) - counts[_FREE]} hold what swapped requests '
+        f"will go on with, {counts[_FREE]} free</div>"
+    )
+
+
 def _step(window: engine_pb2.EngineWindow) -> str:
     step = window.step
-    chunks = list(step.num_tokens)[step.num_decodes :]
-    names = [window.requests[index].id for index in step.request[step.num_decodes :]]
-    prefills = ", ".join(
-        f"{length} tokens of request {name}"
-        for name, length in list(zip(names, chunks, strict=True))[:8]
-    )
+    names = [window.requests[index].id for index in step.request]
+    rows = list(zip(names, step.num_tokens, strict=True))
+    decodes, chunks = rows[: step.num_decodes], rows[step.num_decodes :]
+    prefills = ", ".join(f"{length} tokens of request {name}" for name, length in chunks[:8])
     more = f" and {len(chunks) - 8} more" if len(chunks) > 8 else ""
     text = f"Step {step.step}: decodes {step.num_decodes}, prefill chunks {len(chunks)}"
     text += f" ({prefills}{more})" if chunks else ""
-    return f'<p class="step">{html.escape(text)}</p>'
+    parts = [(name, length, "decode") for name, length in decodes]
+    parts += [(name, length, "prefill") for name, length in chunks]
+    return f'<h3>Last step</h3>{_bar(parts)}<p class="step">{html.escape(text)}</p>'
+
+
+def _bar(parts: Sequence[tuple[str, int, str]]) -> str:
+    """The step's tokens side by side, each request in its colour."""
+    total = sum(length for _, length, _ in parts)
+    pieces = "".join(
+        f'<span class="{kind}" data-request="{html.escape(name)}" style="flex-grow:{length};'
+        f'background:{_colour(name)}" title="{length} tokens of request {html.escape(name)}, '
+        f'{kind}"></span>'
+        for name, length, kind in parts[:_MAX_PIECES]
+    )
+    label = f"{total} tokens of {len(parts)} sequences"
+    return f'<div class="bar" role="img" aria-label="{label}">{pieces}</div>'
 
 
 def _requests(views: Sequence[engine_pb2.EngineRequestView]) -> str:
     if not views:
         return ""
     rows = (
-        "<tr>"
+        f'<tr data-request="{html.escape(view.id)}">'
         f"<td>{html.escape(view.id)}</td><td>{_STATES.get(view.state, '')}</td>"
         f"<td>{view.num_prompt_tokens}</td><td>{view.num_output_tokens}</td>"
         f"<td>{view.num_computed_tokens}</td>"
-        f"<td>{len(view.blocks) + len(view.cpu_blocks)}</td></tr>"
+        f"<td>{len(view.blocks) + len(view.cpu_blocks)}</td><td>{_block_table(view)}</td></tr>"
         for view in views[:_MAX_ROWS]
     )
     head = "".join(
-        f"<th>{name}</th>"
-        for name in ("request", "state", "prompt", "output", "computed", "blocks")
+        f'<th scope="col">{name}</th>'
+        for name in ("request", "state", "prompt", "output", "computed", "blocks", "block table")
     )
-    return f"<h3>Requests</h3><table><tr>{head}</tr>{''.join(rows)}</table>"
+    return (
+        '<h3>Requests</h3><div class="pw-scroll" tabindex="0" role="region" aria-label="Requests">'
+        f"<table><tr>{head}</tr>{''.join(rows)}</table></div>"
+    )
+
+
+def _block_table(view: engine_pb2.EngineRequestView) -> str:
+    """The numbers of its blocks, which need not lie side by side."""
+    blocks = view.blocks or view.cpu_blocks
+    shown = " ".join(map(str, blocks[:_MAX_TABLE]))
+    return f"<code>{shown}{' …' if len(blocks) > _MAX_TABLE else ''}</code>"
+
+
+def _highlights(views: Sequence[engine_pb2.EngineRequestView]) -> str:
+    """Rules that show the blocks of the request that is pointed at, and dim the others."""
+    ids = [view.id for view in views[:_MAX_ROWS] if view.id.isdecimal()]
+    rules = "".join(
+        f'#engine:has([data-request="{name}"]:hover) '
+        f'svg [data-request]:not([data-request="{name}"]){{opacity:.15}}'
+        for name in ids
+    )
+    return f"<style>{rules}</style>" if rules else ""
 
 
 def _percent(part: int, whole: int) -> str:

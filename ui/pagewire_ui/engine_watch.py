@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
 from pagewire.v1 import engine_pb2
+from pagewire_ui.engine_history import EngineHistory, Moment
 from pagewire_ui.frontend_link import FrontendLink
 
 _TIMEOUT_S = 5.0
@@ -26,10 +28,12 @@ class EngineSight:
     Attributes:
         stats: None where nothing was.
         error: why nothing was seen, for the person at the page.
+        moments: what was seen before, up to this.
     """
 
     stats: engine_pb2.GetStatsResponse | None = None
     error: str = ""
+    moments: Sequence[Moment] = ()
 
 
 class EngineWatch:
@@ -42,6 +46,7 @@ class EngineWatch:
     def __init__(self, link: FrontendLink) -> None:
         self._link = link
         self._last = EngineSight()
+        self._history = EngineHistory()
         self._looked_at = 0.0
         self._seen = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -65,7 +70,8 @@ class EngineWatch:
         call = self._link.observability.WatchStats(request, metadata=self._link.metadata)
         try:
             async for stats in call:
-                self._last = EngineSight(stats)
+                self._history.add(Moment.of(stats, time.monotonic()))
+                self._last = EngineSight(stats, moments=self._history.moments())
                 self._seen.set()
                 if time.monotonic() - self._looked_at > _IDLE_S:
                     return
