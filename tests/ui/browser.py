@@ -58,12 +58,14 @@ def take_pictures(page: Page, name: str) -> None:
         page.evaluate("dark => document.body.classList.toggle('dark', Boolean(dark))", dark)
         if size is not None:
             page.set_viewport_size(size)  # type: ignore[arg-type]  # it is one
-        if size is _PHONE:
-            page.locator(".sidebar.open .toggle-button").click()
+        sidebar = page.locator(".sidebar .toggle-button")
+        if size is _PHONE and sidebar.count():
+            sidebar.click()
             page.wait_for_timeout(300)  # until it has slid away
         page.screenshot(path=SCREENSHOTS / f"{name}-{style}.png")
     page.evaluate("document.body.classList.remove('dark')")
-    page.locator(".sidebar .toggle-button").click()
+    if sidebar.count():
+        sidebar.click()
     if desktop is not None:
         page.set_viewport_size(desktop)
 

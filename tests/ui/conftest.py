@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +9,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.fakes.ports import free_port
 from tests.ui.browser import launched_browser
+from tests.ui.page_process import page_process
 
 
 @pytest.fixture(scope="package")
@@ -22,24 +19,8 @@ def frontend_port() -> int:
 
 @pytest.fixture(scope="package")
 def page_url(frontend_port: int) -> Iterator[str]:
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "pagewire_ui.cli", f"--frontend=127.0.0.1:{frontend_port}",
-         f"--port={port}", "--log-level=warning"],
-    )  # fmt: skip
-    url = f"http://127.0.0.1:{port}/"
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            break
-        except OSError:
-            assert process.poll() is None, "the page ended at start"
-            assert time.monotonic() < deadline, "the page did not start"
-            time.sleep(0.1)
-    yield url
-    process.terminate()
-    assert process.wait(timeout=20) == 0
+    with page_process(frontend_port) as url:
+        yield url
 
 
 @pytest.fixture(scope="package")
