@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.pooling import PoolingInfo, Task
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.adapters.registry import AdapterRegistry
+from pagewire_engine.adapters.service import load_from_settings
+from pagewire_engine.adapters.turns import AdapterStore, AdapterTurns
 from pagewire_engine.admission import Admission
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.engine import Engine
@@ -34,6 +37,7 @@ class BuiltEngine:
         default_sampling_params: the model's own.
         tokenizer_files: by Hugging Face file name; empty when there is no tokenizer.
         grammars: compiles constraints on outputs; None where none is served.
+        adapters: the LoRA adapters; None where none can be loaded.
         created: Unix time, seconds.
         tasks: what can be asked of it.
         pooling: what it makes of a prompt, if it pools.
@@ -47,6 +51,7 @@ class BuiltEngine:
     default_sampling_params: SamplingParams
     tokenizer_files: Mapping[str, bytes]
     grammars: GrammarCompiler | None = None
+    adapters: AdapterRegistry | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     tasks: tuple[Task, ...] = (Task.GENERATE,)
     pooling: PoolingInfo | None = None
@@ -65,6 +70,8 @@ class BuiltEngine:
     def shutdown(self) -> None:
         """Frees the worker. Safe to call twice."""
         self.engine.close()
+        if self.adapters is not None:
+            self.adapters.close()
         self.executor.shutdown()
         if self.grammars is not None:
             self.grammars.close()
@@ -107,7 +114,21 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     executor = SingleProcessExecutor(config, files, grammars)
     try:
         info = executor.info()
-        engine = assemble_engine(executor, config, description.eos_token_ids, description.pooler)
+        served_model_name = config.served_model_name or files.name
+        adapters = None
+        if config.enable_lora:
+            adapters = AdapterRegistry(
+                executor,
+                served_model_name=served_model_name,
+                max_cpu_loras=config.num_host_adapters,
+                tokenizer_files=tokenizer_files,
+                vocab_size=info.vocab_size,
+            )
+            with times.phase("adapters"):
+                load_from_settings(adapters, config)
+        engine = assemble_engine(
+            executor, config, description.eos_token_ids, description.pooler, adapters
+        )
     except BaseException:
         executor.shutdown()
         raise
@@ -117,13 +138,14 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         engine=engine,
         executor=executor,
         info=info,
-        served_model_name=config.served_model_name or files.name,
+        served_model_name=served_model_name,
         eos_token_ids=tuple(description.eos_token_ids),
         default_sampling_params=description.default_sampling_params,
         tokenizer_files=tokenizer_files,
         grammars=grammars,
         tasks=(Task.GENERATE,) if description.pooler is None else description.pooler.tasks,
         pooling=None if description.pooler is None else description.pooler.info,
+        adapters=adapters,
     )
 
 
@@ -132,8 +154,17 @@ def assemble_engine(
     config: EngineConfig,
     eos_token_ids: tuple[int, ...],
     pooler: PoolerConfig | None = None,
+    adapters: AdapterStore | None = None,
 ) -> Engine:
-    """The engine around an executor that has loaded its model."""
+    """The engine around an executor that has loaded its model.
+
+    Args:
+        executor: runs the steps.
+        config: the settings.
+        eos_token_ids: the model's.
+        pooler: of a model that pools.
+        adapters: those that requests may name; None: none.
+    """
     info = executor.info()
     device = "cuda" if info.device.startswith("cuda") else "cpu"
     max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device]
@@ -156,7 +187,13 @@ def assemble_engine(
         max_queue_time_s=config.max_queue_time_s,
     )
     overlaps = device == "cuda" if config.async_scheduling is None else config.async_scheduling
-    return Engine(executor, eos_token_ids=eos_token_ids, settings=settings, overlaps_steps=overlaps)
+    return Engine(
+        executor,
+        eos_token_ids=eos_token_ids,
+        settings=settings,
+        overlaps_steps=overlaps,
+        adapters=None if adapters is None else AdapterTurns(config.max_loras, adapters),
+    )
 
 
 def limit_threads(num_threads: int | None) -> None:

@@ -23,6 +23,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
+from pagewire_engine.adapters.turns import AdapterTurns
 from pagewire_engine.block_map import Snapshot, take_snapshot
 from pagewire_engine.executor.base import Executor, PendingStep
 from pagewire_engine.fault_isolation import execute_apart
@@ -60,6 +61,7 @@ class Engine:
         settings: the scheduler's limits.
         overlaps_steps: whether a step is scheduled while the one before it is computed.
         clock: seconds, monotonic.
+        adapters: whose requests may run; None: no request may name one.
     """
 
     def __init__(
@@ -70,9 +72,10 @@ class Engine:
         settings: SchedulerSettings,
         overlaps_steps: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        adapters: AdapterTurns | None = None,
     ) -> None:
         self.settings = settings
-        self.scheduler = Scheduler(settings)
+        self.scheduler = Scheduler(settings, adapters)
         self._executor = executor
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
@@ -105,11 +108,11 @@ class Engine:
             if request.live:
                 self.scheduler.add(request)
         except PagewireError as error:
-            self._requests.refuse(submission.request_id, error)
+            self._refuse(submission, error)
             return
         except Exception as error:
             logger.exception("Request %s could not be taken on.", submission.request_id)
-            self._requests.refuse(submission.request_id, _failed(error))
+            self._refuse(submission, _failed(error))
             return
         self._requests.add(request)
 
@@ -130,13 +133,19 @@ class Engine:
                 sequence.publish_at = sys.maxsize
         return self.scheduler.blocks.reset_prefix_cache()
 
-    def fail_all(self, error: PagewireError) -> int:
-        """Fails every live request; returns how many there were."""
-        return self._requests.fail_all(error)
+    def fail_all(self, error: PagewireError, adapter: int | None = None) -> int:
+        """Fails every live request, or every one of an adapter; returns how many there were."""
+        if adapter is not None and self.scheduler.adapters is not None:
+            self.scheduler.adapters.forget(adapter)
+        return self._requests.fail_all(error, adapter)
 
     def __contains__(self, request_id: str) -> bool:
         """Whether the request is live."""
         return request_id in self._requests
+
+    def _refuse(self, submission: Submission, error: PagewireError) -> None:
+        self._requests.refuse(submission.request_id, error)
+        self.scheduler.release_adapter(submission.adapter)
 
     def _new_request(self, submission: Submission) -> Request:
         if not submission.prompt_token_ids:
@@ -168,6 +177,18 @@ class Engine:
         scheduler = self.scheduler
         queues = scheduler.running or scheduler.waiting or scheduler.swapped
         return bool(queues or self._requests.has_outputs or self._under_way is not None)
+
+    @property
+    def awaits_adapter(self) -> bool:
+        """Whether `step` has nothing to do before an adapter's weights have come."""
+        scheduler = self.scheduler
+        if scheduler.adapters is None or scheduler.running or scheduler.swapped:
+            return False
+        if self._requests.has_outputs or self._under_way is not None:
+            return False
+        if scheduler.waiting.head(scheduler.adapters.may_start) is not None:
+            return False
+        return any(map(scheduler.adapters.awaits_weights, dict(scheduler.waiting.adapters())))
 
     def step(self) -> StepOutputs:
         """Schedules, executes and applies one step; tells what it produced, and what ended since
@@ -292,6 +313,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """Its figures. Safe from any thread."""
         return take_stats(self._counters, self.scheduler)
+
+    def requests_by_adapter(self) -> dict[int, tuple[int, int]]:
+        """Running (or swapped) and waiting requests of each adapter that has some. Safe from any
+        thread."""
+        return self._requests.count_by_adapter()
 
     def snapshot(self) -> Snapshot:
         """Who holds which block, and what the last step computed whose results are there."""

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 # How long others wait for the step that is under way: `drain` when its time is over, and a reset.
 _LAST_STEP_S = 10.0
 _LEAST_LOOK_INTERVAL_S = 0.05
+# Between two looks whether an adapter's weights have come, where nothing else is to be done.
+_ADAPTER_WAIT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class _Abort:
 class _FailAll:
     error: PagewireError
     done: Callable[[int], None]
+    adapter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,29 @@ class EngineLoop:
             self._wake.wait_for(self._has_ended, _LAST_STEP_S)
             return sum(failed)
 
+    def fail_adapter(
+        self, adapter: int, error: PagewireError, done: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Fails every request of an adapter before the next step.
+
+        Args:
+            adapter: its number.
+            error: what they are told.
+            done: called on the loop's thread with how many there were.
+        """
+        with self._wake:
+            self._inbox.append(_FailAll(error, done, adapter))
+            self._wake.notify_all()
+
+    def wake(self) -> None:
+        """What the engine waited for may be there."""
+        with self._wake:
+            self._wake.notify_all()
+
+    def requests_by_adapter(self) -> dict[int, tuple[int, int]]:
+        """See Engine.requests_by_adapter."""
+        return self._engine.requests_by_adapter()
+
     def reset_prefix_cache(self, timeout_s: float = _LAST_STEP_S) -> int:
         """Forgets what blocks hold, before the next step. Returns how many were known.
 
@@ -268,6 +294,10 @@ class EngineLoop:
                 had_work, self._idle = not self._idle, not self._engine.has_work
                 self._wake.notify_all()
                 if not self._idle:
+                    if self._engine.awaits_adapter:
+                        # Whoever fetches it calls `wake`; others may, too.
+                        self._wake.wait(_ADAPTER_WAIT_S)
+                        self._empty_inbox()
                     return True
                 if had_work:
                     self._engine.check_at_rest()
@@ -278,7 +308,7 @@ class EngineLoop:
             if isinstance(command, _Abort):
                 self._engine.abort(command.request_id, command.sequence_index, command.reason)
             elif isinstance(command, _FailAll):
-                command.done(self._engine.fail_all(command.error))
+                command.done(self._engine.fail_all(command.error, command.adapter))
             elif isinstance(command, _Look):
                 self._look_now()
                 command.done()

@@ -18,7 +18,7 @@ from pagewire_engine.outputs import (
     SequenceOutput,
     StepOutputs,
 )
-from pagewire_engine.request import Request, Sequence
+from pagewire_engine.request import Request, RequestStatus, Sequence
 from pagewire_engine.schedule import Schedule
 from pagewire_engine.scheduler import Scheduler
 from pagewire_engine.stats import EngineCounters
@@ -78,6 +78,7 @@ class LiveRequests:
                 self._tell_end(sequence)
         if not request.live:
             self._counters.num_requests_finished += 1
+            self._scheduler.release_adapter(request.adapter)
             return
         self._requests[request.request_id] = request
         self._sequences.update((sequence.sequence_id, sequence) for sequence in request.live)
@@ -112,12 +113,25 @@ class LiveRequests:
         self._forget(request)
         self.refuse(request.request_id, error)
 
-    def fail_all(self, error: PagewireError) -> int:
-        """Fails every one; returns how many there were."""
-        requests = list(self._requests.values())
+    def fail_all(self, error: PagewireError, adapter: int | None = None) -> int:
+        """Fails every one, or every one of an adapter; returns how many there were."""
+        requests = [
+            request
+            for request in self._requests.values()
+            if adapter is None or request.adapter == adapter
+        ]
         for request in requests:
             self.fail(request, error)
         return len(requests)
+
+    def count_by_adapter(self) -> dict[int, tuple[int, int]]:
+        """Running (or swapped) and waiting requests of each adapter. Safe from any thread."""
+        counts: dict[int, tuple[int, int]] = {}
+        for request in list(self._requests.values()):
+            running, waiting = counts.get(request.adapter, (0, 0))
+            waits = request.status is RequestStatus.WAITING
+            counts[request.adapter] = (running + (not waits), waiting + waits)
+        return counts
 
     # -- a step is launched, and lands -------------------------------------------------------
 
@@ -284,6 +298,7 @@ class LiveRequests:
         if not request.live:
             del self._requests[request.request_id]
             self._counters.num_requests_finished += 1
+            self._scheduler.release_adapter(request.adapter)
 
     def _tell_end(self, sequence: Sequence) -> None:
         """Tells of an end that no new token came with."""
@@ -309,3 +324,4 @@ class LiveRequests:
             del self._sequences[sequence.sequence_id]
         request.live.clear()
         del self._requests[request.request_id]
+        self._scheduler.release_adapter(request.adapter)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pagewire.errors import InvalidArgumentError, ResourceExhaustedError
+from pagewire_engine.adapters.turns import AdapterTurns
 from pagewire_engine.block_space_manager import BlockSpaceManager
 from pagewire_engine.request import BeamChange, Request, RequestStatus, Sequence
 from pagewire_engine.schedule import Draft
@@ -78,13 +79,15 @@ class RequestQueues:
         running: requests with blocks.
         swapped: requests whose blocks are in host memory; while there is one, no prompt starts.
         blocks: the pool.
+        adapters: whose requests may run; None: there are no adapters.
         num_preemptions: since the engine's start, by recompute and by swap.
         num_swaps: those of them by swap.
         num_block_copies: blocks copied on a write, since the engine's start.
     """
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, adapters: AdapterTurns | None = None) -> None:
         self.settings = settings
+        self.adapters = adapters
         self.blocks = BlockSpaceManager(
             settings.num_blocks,
             settings.block_size,
@@ -104,6 +107,7 @@ class RequestQueues:
         self._num_under_way = 0
         self._last_launched = 0
         self._unfreed: deque[tuple[int, Sequence]] = deque()
+        self._unreleased: deque[tuple[int, int]] = deque()
 
     # -- entering and leaving ----------------------------------------------------------------
 
@@ -222,6 +226,20 @@ class RequestQueues:
         self._num_under_way -= 1
         while self._unfreed and self._unfreed[0][0] <= step:
             self.blocks.free_sequence(self._unfreed.popleft()[1])
+        while self._unreleased and self._unreleased[0][0] <= step:
+            self._release(self._unreleased.popleft()[1])
+
+    def release_adapter(self, adapter: int) -> None:
+        """A request of this adapter has ended: lets go of it as soon as no step under way uses
+        it."""
+        if adapter and self._num_under_way:
+            self._unreleased.append((self._last_launched, adapter))
+        elif adapter:
+            self._release(adapter)
+
+    def _release(self, adapter: int) -> None:
+        if self.adapters is not None:
+            self.adapters.release(adapter)
 
     def unfreed(self) -> list[Sequence]:
         """Sequences that have ended, and whose blocks a step under way still names."""

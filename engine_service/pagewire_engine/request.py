@@ -178,6 +178,7 @@ class Request:
         is_prefilling: not all of its live sequences have come to decode one token a step.
         prompt_shared: the prompt is in the cache, and every live sequence holds its blocks.
         num_prompt_logprobs: prompt positions, from 1 on, whose log probabilities were told.
+        adapter: the number of its LoRA; 0: none.
         cache_key: what besides tokens its blocks depend on; part of their keys.
         num_cached_tokens: prompt tokens that were in the prefix cache when it first started.
         beam_search: set where the request's sequences are beams; then its results are told at the
@@ -225,6 +226,7 @@ class Request:
         self.is_prefilling = True
         self.prompt_shared = False
         self.num_prompt_logprobs = 0
+        self.adapter = submission.adapter
         self.cache_key = submission.cache_key
         self.grammar = submission.grammar
         self.num_cached_tokens = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 
+from pagewire_engine.adapters.turns import AdapterTurns
 from pagewire_engine.block_space_manager import AllocStatus
 from pagewire_engine.fair_share import Amount, TenantShares
 from pagewire_engine.queues import RequestQueues, by_order
@@ -20,6 +21,10 @@ _SHARE_OF_ANOTHER = (
     "another tenant holds less than its share. This lengthens its answer time, and is rarer where "
     "more sequences run at a time (--max-num-seqs, --kv-cache-memory)."
 )
+_TURN_OF_ANOTHER = (
+    "another adapter's requests wait for its place. This lengthens its answer time, and is rarer "
+    "where a step may have more adapters (--max-loras)."
+)
 _NO_BLOCKS: list[int] = []  # shared, and never changed
 
 
@@ -30,6 +35,8 @@ class Scheduler(RequestQueues):
         """Chooses the tokens of a step, and gives them their slots. While another step is under
         way, nobody is preempted: what has to be computed again is known only after it."""
         draft = Draft(self.settings.max_num_batched_tokens, self._count_decodes())
+        if self.adapters is not None:
+            self._change_places(draft, self.adapters, step)
         if not self.swapped:
             self._admit_ahead(draft)
         self._schedule_running(draft)
@@ -41,6 +48,32 @@ class Scheduler(RequestQueues):
         if not schedule.plan.is_empty:
             self._forgotten = []
         return schedule
+
+    def _change_places(self, draft: Draft, turns: AdapterTurns, step: int) -> None:
+        """Lets adapters take turns; those whose turn is over may have to make way."""
+        waiting = self.waiting.adapters()
+        if not waiting:
+            return
+        running: dict[int, int] = {}
+        for request in (*self.swapped, *self.running):
+            priority = running.get(request.adapter, request.order[0])
+            running[request.adapter] = min(priority, request.order[0])
+        leaving = turns.change_places(step, running, waiting)
+        if not leaving or any(request.adapter == leaving for request in self.swapped):
+            return
+        victims = [request for request in self.running if request.adapter == leaving]
+        if victims and self._num_under_way:
+            draft.lacks_blocks = True
+            return
+        for victim in victims:
+            self._recompute(victim, _TURN_OF_ANOTHER)
+            draft.preempted = True
+
+    def _next_waiting(self) -> Request | None:
+        """The waiting request that starts next; None where none may."""
+        if self.adapters is None:
+            return self.waiting.head()
+        return self.waiting.head(self.adapters.may_start)
 
     def _count_decodes(self) -> int:
         num_decodes = 0
@@ -128,7 +161,7 @@ class Scheduler(RequestQueues):
     def _admit_ahead(self, draft: Draft) -> None:
         """Lets requests start, before what runs is scheduled, of tenants that hold less than their
         share: in the place of other tenants' requests, or only before their prefills."""
-        while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
+        while draft.prefills.budget > 0 and (request := self._next_waiting()) is not None:
             if all(each.tenant == request.tenant for each in self.running):
                 return
             num_seqs = self._num_running_seqs()
@@ -176,7 +209,7 @@ class Scheduler(RequestQueues):
         if not self.waiting:
             return
         num_seqs = self._num_running_seqs()
-        while draft.prefills.budget > 0 and (request := self.waiting.head()) is not None:
+        while draft.prefills.budget > 0 and (request := self._next_waiting()) is not None:
             status = self._can_start(request, num_seqs)
             if status is AllocStatus.LATER:
                 return
@@ -336,6 +369,7 @@ def _introduced(sequence: Sequence) -> NewSequence:
         output_token_ids=list(sequence.output_token_ids),
         sampling_params=request.sampling_params,
         pooling=request.pooling,
+        adapter=request.adapter,
     )
 
 

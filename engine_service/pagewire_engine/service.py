@@ -16,12 +16,13 @@ from pagewire.listening import LOOPBACK, addresses_of, can_bind, check_free, fre
 from pagewire.settings import SettingsError
 from pagewire.tls import ServerTls
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
+from pagewire_engine.adapters.service import AdapterService
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.errors import StartupError
 from pagewire_engine.grpc_errors import ErrorInterceptor
 from pagewire_engine.outputs import StepOutputs
-from pagewire_engine.servicer import MAX_COMPILE_WAITS, EngineServicer
+from pagewire_engine.servicer import MAX_ADAPTER_CALLS, MAX_COMPILE_WAITS, EngineServicer
 from pagewire_engine.stream_endpoint import LOOPBACK_NAMES, StreamEndpoint, check_endpoint
 from pagewire_engine.token_stream import LoopHealth, TokenStreams, new_epoch
 
@@ -32,7 +33,7 @@ SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 MAX_REQUEST_BYTES = 16 << 20
 STUCK_AFTER_S = 30.0
 # What may wait for long, and enough besides for calls that must be answered at once.
-_CALL_THREADS = MAX_COMPILE_WAITS + 24
+_CALL_THREADS = MAX_COMPILE_WAITS + MAX_ADAPTER_CALLS + 24
 _SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     # A second server on the same port is an error, not a silent share of the calls.
@@ -64,7 +65,8 @@ class EngineServer:
             self._observe_loop,
             session_timeout_s=config.session_timeout_s,
         )
-        self._servicer = EngineServicer(built, self._loop, self._streams, config.seed)
+        adapters = AdapterService(built.adapters, self._loop, config, built.served_model_name)
+        self._servicer = EngineServicer(built, self._loop, self._streams, adapters, config.seed)
         self._health = health.HealthServicer()
         self._serving: bool | None = None
         self._stopped = False

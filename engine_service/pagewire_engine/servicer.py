@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,6 @@ from pagewire.conversion import (
     tasks_to_proto,
 )
 from pagewire.errors import (
-    FailedPreconditionError,
     InvalidArgumentError,
     RequestCancelledError,
     ResourceExhaustedError,
@@ -32,6 +32,7 @@ from pagewire.errors import (
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
+from pagewire_engine.adapters.service import AdapterService
 from pagewire_engine.admission import open_sequences
 from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
@@ -45,6 +46,8 @@ TOKENIZER_CHUNK_BYTES = 64 * 1024
 MAX_STATS_STREAMS = 8
 # Submits that may wait for a constraint at a time.
 MAX_COMPILE_WAITS = 64
+# Loads and unloads of adapters at a time.
+MAX_ADAPTER_CALLS = 8
 _LOOK_INTERVAL_S = 0.25
 _MIN_STATS_INTERVAL_S = 0.01
 _MIN_WINDOW_INTERVAL_S = 0.1
@@ -60,20 +63,28 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         built: the engine and what it serves.
         loop: the thread that runs it.
         streams: the delta wire.
+        adapters: loads and unloads them.
         seed: of the seeds given to requests without one.
     """
 
     def __init__(
-        self, built: BuiltEngine, loop: EngineLoop, streams: TokenStreams, seed: int
+        self,
+        built: BuiltEngine,
+        loop: EngineLoop,
+        streams: TokenStreams,
+        adapters: AdapterService,
+        seed: int,
     ) -> None:
         self._built = built
         self._loop = loop
         self._streams = streams
+        self._adapters = adapters
         self._admission = built.admission(seed)
         self._tokenizer_sha256 = tokenizer_hash(built.tokenizer_files)
         # An Abort must not slip between a stream's registration and its way into the inbox.
         self._submit_lock = threading.Lock()
         self._stats_slots = threading.BoundedSemaphore(MAX_STATS_STREAMS)
+        self._adapter_slots = threading.BoundedSemaphore(MAX_ADAPTER_CALLS)
         self._compile_slots = threading.BoundedSemaphore(MAX_COMPILE_WAITS)
         self._stopping = threading.Event()
         self._last_window: tuple[Snapshot | None, engine_pb2.EngineWindow]
@@ -122,8 +133,6 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     ) -> engine_pb2.SubmitResponse:
         if self._draining:
             raise UnavailableError("the engine takes no new requests: it drains", retry_after_s=1.0)
-        if request.adapter:
-            raise _no_adapters("adapter")
         if request.stream < 1:
             raise InvalidArgumentError("stream", "numbers start at 1")
         submission = self._admitted(request)
@@ -143,14 +152,19 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             )
             if new:
                 try:
-                    self._loop.submit(replace(submission, request_id=stream.engine_id))
+                    stream.adapter_version = self._adapters.hand_over(
+                        replace(submission, request_id=stream.engine_id),
+                        request.adapter,
+                        request.adapter_version,
+                        self._loop.submit,
+                    )
                 except BaseException:
                     self._streams.sessions.withdraw(stream)
                     raise
                 if not stream.live:
                     # The session timed out in between.
                     self._loop.abort(stream.engine_id)
-        return engine_pb2.SubmitResponse(seed=stream.seed)
+        return engine_pb2.SubmitResponse(seed=stream.seed, adapter_version=stream.adapter_version)
 
     def _admitted(self, request: engine_pb2.SubmitRequest) -> Submission:
         prompt = list(request.prompt_token_ids)
@@ -240,6 +254,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             tokenizer_sha256=self._tokenizer_sha256,
             created=built.created,
             pagewire_version=__version__,
+            adapter_limits=self._adapters.limits() if self._adapters.enabled else None,
             tasks=tasks_to_proto(built.tasks),
             pooling=None if built.pooling is None else pooling_info_to_proto(built.pooling),
         )
@@ -247,7 +262,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     def GetTokenizer(
         self, request: engine_pb2.GetTokenizerRequest, context: grpc.ServicerContext
     ) -> Iterator[engine_pb2.GetTokenizerResponse]:
-        for path, data in self._built.tokenizer_files.items():
+        files = self._built.tokenizer_files
+        if request.adapter:
+            files = self._adapters.files_of(request.adapter)
+        for path, data in files.items():
             # An empty file is one empty chunk.
             for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
                 yield engine_pb2.GetTokenizerResponse(
@@ -282,17 +300,21 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     def LoadAdapter(
         self, request: engine_pb2.LoadAdapterRequest, context: grpc.ServicerContext
     ) -> engine_pb2.LoadAdapterResponse:
-        raise _no_adapters("name")
+        with self._adapter_slot():
+            return self._adapters.load(request)
 
     def UnloadAdapter(
         self, request: engine_pb2.UnloadAdapterRequest, context: grpc.ServicerContext
     ) -> engine_pb2.UnloadAdapterResponse:
-        raise _no_adapters("name")
+        with self._adapter_slot():
+            return self._adapters.unload(
+                request, lambda: context.is_active() and not self._stopping.is_set()
+            )
 
     def ListAdapters(
         self, request: engine_pb2.ListAdaptersRequest, context: grpc.ServicerContext
     ) -> engine_pb2.ListAdaptersResponse:
-        raise _no_adapters("")
+        return self._adapters.list()
 
     def ResetPrefixCache(
         self, request: engine_pb2.ResetPrefixCacheRequest, context: grpc.ServicerContext
@@ -306,12 +328,27 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             request.sampling_params, self._built.default_sampling_params
         )
 
+    @contextmanager
+    def _adapter_slot(self) -> Iterator[None]:
+        """Calls that load or unload hold a thread each, and leave enough of them to all others."""
+        if not self._adapter_slots.acquire(blocking=False):
+            raise ResourceExhaustedError(
+                f"{MAX_ADAPTER_CALLS} adapters are being loaded or unloaded, the most at a time; "
+                "try again later",
+                retry_after_s=1.0,
+            )
+        try:
+            yield
+        finally:
+            self._adapter_slots.release()
+
     def _stats(self, with_window: bool) -> engine_pb2.GetStatsResponse:
         snapshot = self._loop.look(_LOOK_TIMEOUT_S) if with_window else None
         message = stats_message(
             self._loop.stats(),
             epoch=self._streams.epoch,
             num_sessions=len(self._streams.sessions),
+            adapters=self._adapters.stats(),
         )
         if snapshot is not None:
             message.window.CopyFrom(self._window(snapshot))
@@ -348,7 +385,3 @@ def _past_from_proto(entry: engine_pb2.SequencePast) -> SequencePast:
         finish_reason=reason,
         cumulative_logprob=entry.cumulative_logprob,
     )
-
-
-def _no_adapters(field: str) -> FailedPreconditionError:
-    return FailedPreconditionError("adapters are not enabled on this engine", field=field)

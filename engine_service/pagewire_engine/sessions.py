@@ -61,6 +61,7 @@ class Stream:
         engine_id: what the engine calls it; never reused, so that the outputs of an aborted
             request and of its successor under the same id can't be mixed up.
         seed: the seed in force.
+        adapter_version: that of its adapter, if it has one.
         live: whether the engine may still produce something for it.
         logs: one for each sequence that had not ended before, by index.
         prompt_logs: log probabilities of the prompt: none, or one log.
@@ -68,6 +69,7 @@ class Stream:
 
     __slots__ = (
         "_open",
+        "adapter_version",
         "engine_id",
         "failure",
         "live",
@@ -92,6 +94,7 @@ class Stream:
         self.request_id = request_id
         self.engine_id = f"{request_id}@{session.session_id[:12]}.{number}"
         self.seed = seed
+        self.adapter_version = ""
         self.live = True
         self.prompt_logs: list[PromptLog] = []
         self.logs = {

@@ -20,10 +20,16 @@ _STATES = {
 
 
 def stats_message(
-    stats: EngineStats, *, epoch: int, num_sessions: int = 0
+    stats: EngineStats,
+    *,
+    epoch: int,
+    num_sessions: int = 0,
+    adapters: engine_pb2.AdapterStats | None = None,
 ) -> engine_pb2.GetStatsResponse:
     """A snapshot's message; the fields have the same names."""
-    return engine_pb2.GetStatsResponse(epoch=epoch, num_sessions=num_sessions, **asdict(stats))
+    return engine_pb2.GetStatsResponse(
+        epoch=epoch, num_sessions=num_sessions, adapters=adapters, **asdict(stats)
+    )
 
 
 def window_message(snapshot: Snapshot) -> engine_pb2.EngineWindow:

@@ -34,8 +34,8 @@ class NewSequence:
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     sampling_params: SamplingParams
-    adapter: int = 0
     pooling: PoolingParams | None = None
+    adapter: int = 0
 
 
 @dataclass(slots=True)  # one a sequence and step: frozen, it would take four times as long to make

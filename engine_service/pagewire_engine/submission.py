@@ -29,6 +29,8 @@ class Submission:
         sampling_params: with a seed (admission drew one if the client gave none).
         priority: lower runs first.
         tenant: whose fair share it counts on.
+        adapter: the engine's number for the LoRA that it runs with; 0: none. It is held, and let go
+            of when the request has ended.
         cache_key: what besides its tokens the keys and values depend on, such as an adapter and
             its version: requests share cached blocks only with those of the same.
         past: see SequencePast.
@@ -47,6 +49,7 @@ class Submission:
     sampling_params: SamplingParams
     priority: int = 0
     tenant: str = ""
+    adapter: int = 0
     cache_key: str = ""
     past: list[SequencePast] = field(default_factory=list)
     resubmission: bool = False

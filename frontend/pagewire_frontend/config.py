@@ -161,6 +161,10 @@ class FrontendConfig(BaseModel):
         description="Let clients of the gRPC API watch the engine's queues and blocks "
         "(Observability.WatchStats; the chat page then draws them), without ids or content.",
     )
+    allow_runtime_lora_updating: bool = Field(
+        default=False,
+        description="Let clients load, unload and list LoRA adapters, from the engine's lora-dir.",
+    )
     allow_high_priority: bool = Field(
         default=False,
         description="Let clients send a priority below 0, which goes before all requests that "

@@ -33,6 +33,8 @@ class EngineFigures(Collector):
             return
         yield from _gauges(stats)
         yield from _counters(stats)
+        if stats.HasField("adapters"):
+            yield from _adapter_figures(stats.adapters)
         for name, text, told in (
             (
                 "iteration_tokens_total",
@@ -68,6 +70,34 @@ def _gauges(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
     blocks.add_metric(["held"], held)
     blocks.add_metric(["cached"], stats.num_cached_blocks)
     yield blocks
+
+
+def _adapter_figures(adapters: engine_pb2.AdapterStats) -> Iterator[Metric]:
+    places = GaugeMetricFamily(
+        "pagewire_lora_adapters", "LoRA adapters by place.", labels=["place"]
+    )
+    places.add_metric(["loaded"], adapters.num_loaded)
+    places.add_metric(["host"], adapters.num_on_host)
+    places.add_metric(["device"], adapters.num_on_device)
+    yield places
+    requests = GaugeMetricFamily(
+        "pagewire_lora_adapters_in_use",
+        "LoRA adapters with running and with waiting requests.",
+        labels=["state"],
+    )
+    requests.add_metric(["running"], len(adapters.running))
+    requests.add_metric(["waiting"], len(adapters.waiting))
+    yield requests
+    for name, text, value in (
+        ("lora_host_loads", "LoRA weights read from files.", adapters.num_host_loads),
+        ("lora_device_loads", "LoRA weights given a place in a step.", adapters.num_device_loads),
+        (
+            "lora_host_evictions",
+            "LoRA weights that left host memory for others.",
+            adapters.num_host_evictions,
+        ),
+    ):
+        yield CounterMetricFamily(f"pagewire_{name}", text, value=value)
 
 
 def _counters(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pagewire.errors import (
 )
 from pagewire.pooling import Task, check_task
 from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.adapters import AdapterDirectory, TextSide
 from pagewire_frontend.answer_format import AnswerFormat, answer_format
 from pagewire_frontend.best_of import ENGINE_FIELD_NAMES
 from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
@@ -37,6 +39,8 @@ from pagewire_frontend.tool_choice import ToolDefinition, ToolUse
 
 # Above this many characters tokenising would hold up the other streams of the event loop.
 _LONG_TEXT = 8_000
+# Adapters that an error names.
+_MOST_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,12 @@ class Generation:
         tokenizer: Tokenizer | None,
         chat_template: ChatTemplate | None,
         settings: GenerationSettings,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.client = client
         self.settings = settings
+        self.adapters = AdapterDirectory(client, TextSide(tokenizer, chat_template), files or {})
+        self._adapter = ""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._live: set[tuple[str, str]] = set()
@@ -86,11 +93,13 @@ class Generation:
             ChatTemplateError: the settings' template does not parse.
         """
         files = await client.fetch_tokenizer()
-        if not files:
-            return cls(client, None, None, settings)
-        tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
-        template = ChatTemplate.from_files(files, tokenizer, override=settings.chat_template)
-        return cls(client, tokenizer, template, settings)
+        tokenizer = template = None
+        if files:
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            template = ChatTemplate.from_files(files, tokenizer, override=settings.chat_template)
+        generation = cls(client, tokenizer, template, settings, files)
+        await generation.adapters.refresh()
+        return generation
 
     @property
     def model_info(self) -> ModelInfo:
@@ -121,14 +130,41 @@ class Generation:
         info = self.model_info
         check_task(Task.GENERATE, info.tasks, info.served_model_name)
 
-    def check_model(self, name: str) -> str:
-        """The served name; NotFoundError for a name that is not served."""
+    def for_model(self, name: str) -> Generation:
+        """The path of a model's requests: this one, or that of an adapter, with its own tokenizer
+        and chat template where it ships them.
+
+        Args:
+            name: what a request calls its model; "": the served one.
+
+        Raises:
+            NotFoundError: it is not served.
+            FailedPreconditionError: what the adapter ships can't be used.
+        """
         served = self.model_info.served_model_name
-        if name not in ("", served):
+        if name == self.model_name or name in ("", served):
+            return self
+        known = self.adapters.find(name)
+        if known is None:
+            others = ", ".join(repr(each.name) for each in self.adapters.known()[:_MOST_NAMES])
             raise NotFoundError(
-                f"the model {name!r} is not served here; {served!r} is", field="model"
+                f"the model {name!r} is not served here; {served!r} is"
+                + (f", and its adapters {others}" if others else ""),
+                field="model",
             )
-        return served
+        path = copy.copy(self)
+        path._adapter = name
+        path._tokenizer, path._chat_template = known.text.tokenizer, known.text.chat_template
+        return path
+
+    @property
+    def model_name(self) -> str:
+        """The served model's name, or the adapter's."""
+        return self._adapter or self.model_info.served_model_name
+
+    def check_model(self, name: str) -> str:
+        """The name of a model that is served; NotFoundError for one that is not."""
+        return self.for_model(name).model_name
 
     def render_chat(
         self,
@@ -211,10 +247,13 @@ class Generation:
             AlreadyExistsError: the tenant has a live request with this id.
             ResourceExhaustedError, UnavailableError: the engine did not take it.
         """
-        self.check_model(request.model)
+        path = self.for_model(request.model)
         self.check_generates()
+        return await path._start(request)
+
+    async def _start(self, request: GenerationRequest) -> RunningGeneration:
         token_ids = await self.tokenize_prompt(request)
-        params = request.sampling_params
+        params = self._ending_by_own_eos(request.sampling_params)
         if request.answer is not None:
             token_ids += request.answer.prompt_end
             params = request.answer.held_to(params)
@@ -235,6 +274,7 @@ class Generation:
                 sampling_params=params.for_candidates() if picks_best else params,
                 tenant=request.tenant,
                 priority=request.priority,
+                adapter=self._adapter,
                 # A stop string is looked for as tokens come, and a bound on reasoning counts them.
                 whole=request.whole and not params.stop and request.answer is None,
             )
@@ -243,10 +283,22 @@ class Generation:
             self._live.discard(key)
             if picks_best and isinstance(error, PagewireError):
                 error.field = ENGINE_FIELD_NAMES.get(error.field, error.field)
+            if isinstance(error, PagewireError) and error.field == "adapter":
+                error.field = "model"
             if request.answer is not None:
                 request.answer.name_constraint(error)
             raise
         return RunningGeneration(self, key, stream, engine_request, params, request.answer)
+
+    def _ending_by_own_eos(self, params: SamplingParams) -> SamplingParams:
+        """With the end token of the adapter's own tokenizer, if that is another than the model's:
+        the engine knows the model's."""
+        if not self._adapter or self._tokenizer is None or params.ignore_eos:
+            return params
+        eos = self._tokenizer.eos_token_id
+        if eos is None or eos in self.model_info.eos_token_ids or eos in params.stop_token_ids:
+            return params
+        return replace(params, stop_token_ids=(*params.stop_token_ids, eos))
 
     async def tokenize_prompt(self, request: GenerationRequest) -> list[int]:
         """The prompt's token ids, checked.

@@ -18,11 +18,14 @@ from tqdm.auto import tqdm
 from pagewire.beam_search_params import BeamSearchParams
 from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError, PagewireError
+from pagewire.lora import LoRARequest
 from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import engine_pb2
 from pagewire_frontend.background_loop import BackgroundLoop
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.engine_client.base import EngineClient
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
 from pagewire_frontend.llm_outputs import (
@@ -85,6 +88,7 @@ class _Job:
     token_ids: list[int]
     params: SamplingParams
     priority: int
+    model: str
 
 
 class LLM:
@@ -143,6 +147,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continues each prompt.
@@ -152,6 +157,8 @@ class LLM:
             sampling_params: for all prompts, or one for each. None: the model's own defaults.
                 `max_tokens` None stands for 16 here, or the rest of the context if that is less.
             priority: for all prompts, or one for each; lower runs first.
+            lora_request: the adapter for all prompts, which is loaded if its folder holds what is
+                not loaded yet. The LLM was made with `enable_lora=True`.
             use_tqdm: show progress, with input and output tokens per second.
 
         Returns:
@@ -163,6 +170,8 @@ class LLM:
         listed = _listed(prompts)
         params = self._params_for(sampling_params, len(listed))
         requests = [_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
+        model = self._loaded(lora_request).model_name
+        requests = [replace(request, model=model) for request in requests]
         return self._run(_prioritised(requests, priority), params, use_tqdm)
 
     def beam_search(
@@ -170,6 +179,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         *,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
     ) -> list[BeamSearchOutput]:
         """Looks for the likeliest continuations of each prompt.
@@ -178,6 +188,7 @@ class LLM:
             prompts: as for `generate`.
             params: for all prompts. `max_tokens` None stands for 16 here, or the rest of the
                 context if that is less.
+            lora_request: as for `generate`.
             use_tqdm: show progress.
 
         Returns:
@@ -188,8 +199,11 @@ class LLM:
         """
         if not isinstance(params, BeamSearchParams):
             raise InvalidArgumentError("params", "must be BeamSearchParams")
-        outputs = self.generate(prompts, params.as_sampling_params(), use_tqdm=use_tqdm)
-        tokenizer = self._generation.tokenizer_or_none
+        outputs = self.generate(
+            prompts, params.as_sampling_params(), lora_request=lora_request, use_tqdm=use_tqdm
+        )
+        name = "" if lora_request is None else lora_request.lora_name
+        tokenizer = self._generation.for_model(name).tokenizer_or_none
         return [beam_search_output(output, tokenizer) for output in outputs]
 
     def chat(
@@ -198,6 +212,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool | None = None,
@@ -211,6 +226,7 @@ class LLM:
             messages: OpenAI-shaped messages; one conversation, or a list of them.
             sampling_params: as for `generate`; `max_tokens` None: the rest of the context.
             priority: as for `generate`.
+            lora_request: as for `generate`; a chat template that the adapter ships is used.
             chat_template: a template's text, or the name of one of the model's, for this call.
             add_generation_prompt: open the assistant's turn; None: unless the last message is
                 continued.
@@ -227,10 +243,11 @@ class LLM:
         self._check_open()
         conversations = _conversations(messages)
         params = self._params_for(sampling_params, len(conversations))
+        generation = self._loaded(lora_request)
         requests = []
         for n, conversation in enumerate(conversations):
             with _naming(f"conversation {n}"):
-                rendered = self._generation.render_chat(
+                rendered = generation.render_chat(
                     conversation,
                     tools=tools,
                     chat_template=chat_template,
@@ -239,7 +256,11 @@ class LLM:
                     continue_final_message=continue_final_message,
                 )
             requests.append(
-                GenerationRequest(prompt=rendered.prompt, prompt_token_ids=rendered.token_ids)
+                GenerationRequest(
+                    prompt=rendered.prompt,
+                    prompt_token_ids=rendered.token_ids,
+                    model=generation.model_name,
+                )
             )
         return self._run(_prioritised(requests, priority), params, use_tqdm)
 
@@ -377,6 +398,15 @@ class LLM:
     ) -> None:
         self.shutdown()
 
+    def _loaded(self, lora: LoRARequest | None) -> Generation:
+        """The path of a call's requests: with an adapter, in the version that its folder holds."""
+        self._check_open()
+        if lora is None:
+            return self._generation
+        if not isinstance(lora, LoRARequest):
+            raise InvalidArgumentError("lora_request", "must be a LoRARequest")
+        return self._loop.run(_load(self._generation, lora))
+
     def _check_open(self) -> None:
         if not self._close.alive:
             raise FailedPreconditionError("this LLM has been shut down; make a new one")
@@ -429,6 +459,19 @@ async def _started(client: EngineClient, settings: GenerationSettings) -> Genera
     return await Generation.create(client, settings)
 
 
+async def _load(generation: Generation, lora: LoRARequest) -> Generation:
+    request = engine_pb2.LoadAdapterRequest(
+        name=lora.lora_name,
+        path=lora.lora_path,
+        base_model_name=lora.base_model_name or "",
+        in_place=True,
+    )
+    with renaming({"name": "lora_name", "path": "lora_path"}):
+        await generation.client.load_adapter(request)
+    await generation.adapters.refresh()
+    return generation.for_model(lora.lora_name)
+
+
 def _shut_down(loop: BackgroundLoop, client: EngineClient) -> None:
     try:
         loop.run(client.close())
@@ -446,9 +489,10 @@ async def _run_all(
     jobs: list[_Job] = []
     for n, (request, one) in enumerate(zip(requests, params, strict=True)):
         with _naming(f"prompt {n}"):
-            token_ids = await generation.tokenize_prompt(request)
-            limited = generation.resolve(one, len(token_ids), request.default_max_tokens)
-            jobs.append(_Job(request.prompt, token_ids, limited, request.priority))
+            path = generation.for_model(request.model)
+            token_ids = await path.tokenize_prompt(request)
+            limited = path.resolve(one, len(token_ids), request.default_max_tokens)
+            jobs.append(_Job(request.prompt, token_ids, limited, request.priority, path.model_name))
     outputs: list[RequestOutput | None] = [None] * len(jobs)
     call = secrets.token_hex(4)
     # Those that the bound keeps out of the engine wait in its order.
@@ -472,6 +516,7 @@ async def _run_all(
 async def _run_one(generation: Generation, job: _Job, request_id: str) -> RequestOutput:
     request = GenerationRequest(
         request_id=request_id,
+        model=job.model,
         prompt_token_ids=job.token_ids,
         sampling_params=job.params,
         priority=job.priority,
@@ -486,7 +531,7 @@ async def _run_one(generation: Generation, job: _Job, request_id: str) -> Reques
     return request_output(
         job.prompt,
         finished,
-        generation.tokenizer_or_none,
+        generation.for_model(job.model).tokenizer_or_none,
         with_logprobs=job.params.logprobs is not None,
         with_prompt_logprobs=job.params.prompt_logprobs is not None,
         with_cumulative_logprob=(

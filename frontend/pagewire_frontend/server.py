@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _READY_POLL_S = 0.2
 _RECONNECT_S = 1.0
+_ADAPTER_POLL_S = 1.0
 
 
 class FrontendServer:
@@ -87,6 +88,7 @@ class FrontendServer:
         self._http: _HttpServer | None = None
         self._sibling_http: _HttpServer | None = None
         self._engine_task: asyncio.Task[None] | None = None
+        self._adapters_task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
         self._was_ready = False
 
@@ -117,6 +119,8 @@ class FrontendServer:
             await self._start_grpc()
             self._engine_task = asyncio.create_task(self._attend_engine())
             self._engine_task.add_done_callback(_log_failure)
+            self._adapters_task = asyncio.create_task(self._follow_adapters())
+            self._adapters_task.add_done_callback(_log_failure)
             if wait_for_engine:
                 await self.wait_until_connected()
         except BaseException:
@@ -150,10 +154,11 @@ class FrontendServer:
         await asyncio.gather(*stopping)
         if self._sibling_http is not None:
             await self._sibling_http.stop(0.0)
-        if self._engine_task is not None:
-            self._engine_task.cancel()
-            await asyncio.wait({self._engine_task})
-            self._engine_task = None
+        for task in (self._adapters_task, self._engine_task):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+        self._adapters_task = self._engine_task = None
         if self._client is not None:
             await self._client.close()
 
@@ -206,6 +211,16 @@ class FrontendServer:
                 await self._adopt_model(client)
             await self._tell_readiness()
             await asyncio.sleep(_READY_POLL_S)
+
+    async def _follow_adapters(self) -> None:
+        """Learns of adapters that others load and unload."""
+        while True:
+            await asyncio.sleep(_ADAPTER_POLL_S)
+            try:
+                if self._serving.ready:
+                    await self._serving.generation.adapters.refresh()
+            except PagewireError as error:
+                logger.debug("the engine did not tell its adapters: %s", error)
 
     async def _adopt_model(self, client: EngineClient) -> None:
         try:

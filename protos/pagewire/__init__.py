@@ -1,5 +1,5 @@
 """pagewire: an LLM inference service. `LLM`, `SamplingParams`, `StructuredOutput`,
-`BeamSearchParams` and `PoolingParams` are the offline API."""
+`BeamSearchParams`, `PoolingParams` and `LoRARequest` are the offline API."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagewire.beam_search_params import BeamSearchParams
+    from pagewire.lora import LoRARequest
     from pagewire.pooling import PoolingParams
     from pagewire.sampling_params import SamplingParams
     from pagewire.structured_output import StructuredOutput
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BeamSearchParams",
+    "LoRARequest",
     "PoolingParams",
     "SamplingParams",
     "StructuredOutput",
@@ -38,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from pagewire.pooling import PoolingParams
 
         return PoolingParams
+    if name == "LoRARequest":
+        from pagewire.lora import LoRARequest
+
+        return LoRARequest
     if name == "StructuredOutput":
         from pagewire.structured_output import StructuredOutput
 

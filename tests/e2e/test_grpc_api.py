@@ -292,7 +292,7 @@ async def test_adapters_and_observability_say_that_they_are_off(server: Frontend
         ):
             error = await failure(call)
             assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
-            assert "off" in str(error.details())
+            assert "start the frontend with --allow-" in str(error.details())
 
 
 async def test_an_allowed_watcher_sees_the_engine_and_no_request_s_id() -> None:

@@ -20,6 +20,8 @@ from typing import Any
 from pagewire.config import EngineConfig
 from pagewire.pooling import PoolingInfo, Task
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.adapters.registry import AdapterRegistry
+from pagewire_engine.adapters.service import load_from_settings
 from pagewire_engine.build import BuiltEngine, assemble_engine
 from pagewire_engine.service import EngineServer
 from pagewire_engine.step import StepPlan
@@ -60,16 +62,28 @@ def build_fake_engine(
         step_time_s=step_time_s,
         on_execute=on_execute,
     )
+    served_model_name = config.served_model_name or "fake"
+    adapters = None
+    if config.enable_lora:
+        adapters = AdapterRegistry(
+            executor,
+            served_model_name=served_model_name,
+            max_cpu_loras=config.num_host_adapters,
+            tokenizer_files=tokenizer_files or {},
+            vocab_size=VOCAB_SIZE,
+        )
+        load_from_settings(adapters, config)
     return BuiltEngine(
-        engine=assemble_engine(executor, config, ()),
+        engine=assemble_engine(executor, config, (), adapters=adapters),
         executor=executor,
         info=executor.info(),
-        served_model_name=config.served_model_name or "fake",
+        served_model_name=served_model_name,
         eos_token_ids=(),
         default_sampling_params=SamplingParams(),
         tokenizer_files=tokenizer_files or {},
         tasks=(Task.EMBED, Task.SCORE) if pools else (Task.GENERATE,),
         pooling=PoolingInfo(2) if pools else None,
+        adapters=adapters,
     )
 
 

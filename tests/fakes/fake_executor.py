@@ -8,6 +8,8 @@ answer, as it would with a model, only in microseconds.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 import zlib
 from array import array
@@ -15,6 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pagewire.outputs import PositionLogprobs, TokenLogprob
+from pagewire_engine.adapters.description import (
+    AdapterDescription,
+    AdapterFolder,
+    AdapterMemory,
+)
+from pagewire_engine.adapters.errors import AdapterFileError
+from pagewire_engine.adapters.files import read_config
 from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.step import (
     Candidates,
@@ -69,6 +78,8 @@ class FakeExecutor:
 
     Attributes:
         plans: number of plans executed, reruns included.
+        adapters: numbers of those in memory, and what each does.
+        load_time_s: how long it takes to load one.
         nan_sequences: ids reported in `StepResult.failed` instead of being sampled.
     """
 
@@ -93,6 +104,9 @@ class FakeExecutor:
         self.plans = 0
         self.nan_sequences: set[int] = set()
         self.sequences: dict[int, FakeWorkerSequence] = {}
+        self.adapters: dict[int, int] = {}
+        self.load_time_s = 0.0
+        self.num_host_loads = 0
         self._slots = array("q", [-1]) * (num_blocks * block_size)
         self._cpu_slots = array("q", [-1]) * (num_cpu_blocks * block_size)
 
@@ -114,6 +128,32 @@ class FakeExecutor:
 
     def launch(self, plan: StepPlan) -> PendingStep:
         return LandedStep(self.execute(plan))
+
+    def load_adapter(self, number: int, folder: AdapterFolder) -> AdapterDescription:
+        """Any folder with an adapter_config.json is one; its content decides what it does."""
+        assert number not in self.adapters, "an adapter was loaded twice"
+        config = read_config(folder)
+        content = json.dumps(config, sort_keys=True).encode()
+        if self.load_time_s:
+            time.sleep(self.load_time_s)
+        if config.get("r", 1) > 64:
+            raise AdapterFileError("the rank is too high")
+        self.adapters[number] = 1 + zlib.crc32(content) % 1000
+        self.num_host_loads += 1
+        return AdapterDescription(
+            weights_version=hashlib.sha256(content).hexdigest(),
+            rank=config.get("r", 1),
+            alpha=1.0,
+            use_rslora=False,
+            modules=["fake_proj"],
+            num_bytes=100,
+        )
+
+    def drop_adapter(self, number: int) -> None:
+        self.adapters.pop(number, None)
+
+    def adapter_memory(self) -> AdapterMemory:
+        return AdapterMemory(list(self.adapters), {}, self.num_host_loads)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans += 1
@@ -166,7 +206,12 @@ class FakeExecutor:
         for position in range(entry.start, end):
             block = sequence.block_table[position // self.block_size]
             slot = block * self.block_size + position % self.block_size
-            self._slots[slot] = sequence.token(position)
+            self._slots[slot] = sequence.token(position) + self._salt(sequence)
+
+    def _salt(self, sequence: FakeWorkerSequence) -> int:
+        """What a sequence's adapter does to its keys and values."""
+        number = sequence.new.adapter
+        return 0 if number == 0 else self.adapters[number] << 32
 
     def _sample(self, plan: StepPlan) -> StepResult:
         sampled: list[SampledToken] = []

@@ -104,7 +104,7 @@ class StepDriver:
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         numbers = adapters or [0] * len(prompts)
         new = [
-            NewSequence(i, 0, i, prompt, [], params, number)
+            NewSequence(i, 0, i, prompt, [], params, adapter=number)
             for i, (prompt, number) in enumerate(zip(prompts, numbers, strict=True))
         ]
         outputs: list[list[int]] = [[] for _ in prompts]

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pagewire_engine.adapters.description import (
+    AdapterDescription,
+    AdapterFolder,
+    AdapterMemory,
+)
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 
 
@@ -56,6 +61,27 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Launches a step and waits for its result."""
+        ...
+
+    def load_adapter(self, number: int, folder: AdapterFolder) -> AdapterDescription:
+        """Reads an adapter into the workers' host memory. From any thread, beside steps.
+
+        Args:
+            number: what plans will call it; a new one.
+            folder: its files.
+
+        Raises:
+            PagewireError: it can't be served, or no adapter can.
+        """
+        ...
+
+    def drop_adapter(self, number: int) -> None:
+        """Lets go of an adapter that no plan names any more. From any thread; waits for a step
+        that is being computed. One that is not there is no error."""
+        ...
+
+    def adapter_memory(self) -> AdapterMemory:
+        """Where adapters are. From any thread."""
         ...
 
     def shutdown(self) -> None:

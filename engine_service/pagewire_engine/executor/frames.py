@@ -16,6 +16,9 @@ class FrameKind(IntEnum):
     PLAN = 2
     RESULT = 3
     ERROR = 4
+    LOAD_ADAPTER = 5
+    DROP_ADAPTER = 6
+    ADAPTER_MEMORY = 7
 
 
 def send_frame(connection: socket.socket, kind: FrameKind, data: bytes) -> None:

@@ -6,15 +6,27 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import orjson
 
 from pagewire.config import EngineConfig
 from pagewire.errors import PagewireError, UnavailableError, error_from_code
+from pagewire_engine.adapters.description import (
+    AdapterDescription,
+    AdapterFolder,
+    AdapterMemory,
+)
 from pagewire_engine.executor.base import LandedStep, PendingStep
 from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
-from pagewire_engine.executor.plain_data import decode_info, decode_result, encode
+from pagewire_engine.executor.plain_data import (
+    decode_description,
+    decode_info,
+    decode_memory,
+    decode_result,
+    encode,
+)
 from pagewire_engine.model_files import ModelFiles
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 
@@ -40,6 +52,7 @@ class MultiProcessExecutor:
             PagewireError: the model, its files or the settings can't be served.
             WorkerDiedError: the worker ended before it was ready.
         """
+        self._asking = threading.Lock()
         self._connection, theirs = socket.socketpair()
         module = "pagewire_engine.executor.worker_process"
         with theirs:
@@ -75,6 +88,17 @@ class MultiProcessExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         return decode_result(self._ask(FrameKind.PLAN, encode(plan)))
 
+    def load_adapter(self, number: int, folder: AdapterFolder) -> AdapterDescription:
+        """See Executor. Steps wait meanwhile: the worker reads one frame after another."""
+        asked = {"number": number, "path": folder.path, "root": folder.root}
+        return decode_description(self._ask(FrameKind.LOAD_ADAPTER, encode(asked)))
+
+    def drop_adapter(self, number: int) -> None:
+        self._ask(FrameKind.DROP_ADAPTER, encode({"number": number}))
+
+    def adapter_memory(self) -> AdapterMemory:
+        return decode_memory(self._ask(FrameKind.ADAPTER_MEMORY, b""))
+
     def shutdown(self) -> None:
         self._connection.close()
         try:
@@ -86,8 +110,9 @@ class MultiProcessExecutor:
 
     def _ask(self, kind: FrameKind, data: bytes) -> bytes:
         try:
-            send_frame(self._connection, kind, data)
-            answer_kind, answer = receive_frame(self._connection)
+            with self._asking:
+                send_frame(self._connection, kind, data)
+                answer_kind, answer = receive_frame(self._connection)
         except (EOFError, OSError) as error:
             raise WorkerDiedError(self._last_words()) from error
         if answer_kind is FrameKind.ERROR:

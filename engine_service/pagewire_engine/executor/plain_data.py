@@ -12,6 +12,7 @@ from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.pooling import PoolingParams
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import StructuredOutput
+from pagewire_engine.adapters.description import AdapterDescription, AdapterMemory
 from pagewire_engine.step import (
     Candidates,
     NewSequence,
@@ -25,7 +26,9 @@ from pagewire_engine.step import (
 )
 
 
-def encode(value: StepPlan | StepResult | WorkerInfo | dict[str, Any]) -> bytes:
+def encode(
+    value: StepPlan | StepResult | WorkerInfo | AdapterDescription | AdapterMemory | dict[str, Any],
+) -> bytes:
     """Any of the boundary's dataclasses. NaN becomes null, which `decode_result` knows."""
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
 
@@ -77,6 +80,18 @@ def decode_result(data: bytes) -> StepResult:
 def decode_info(data: bytes) -> WorkerInfo:
     """The inverse of `encode` for a WorkerInfo."""
     return WorkerInfo(**orjson.loads(data))
+
+
+def decode_description(data: bytes) -> AdapterDescription:
+    """The inverse of `encode` for an AdapterDescription."""
+    return AdapterDescription(**orjson.loads(data))
+
+
+def decode_memory(data: bytes) -> AdapterMemory:
+    """The inverse of `encode` for an AdapterMemory."""
+    fields = orjson.loads(data)
+    device = {int(number): size for number, size in fields["device"].items()}
+    return AdapterMemory(**fields | {"device": device})
 
 
 def _pairs(entries: list[list[int]]) -> list[tuple[int, int]]:

@@ -13,10 +13,13 @@ import orjson
 
 from pagewire.config import EngineConfig
 from pagewire.errors import ErrorCode, PagewireError
+from pagewire_engine.adapters.description import AdapterFolder
 from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
 from pagewire_engine.executor.plain_data import decode_plan, encode
 from pagewire_engine.model_files import ModelFiles
-from pagewire_engine.worker.load_worker import load_worker
+from pagewire_engine.worker.encoder_worker import EncoderWorker
+from pagewire_engine.worker.load_worker import adapters_of, load_worker
+from pagewire_engine.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +45,28 @@ def serve(connection: socket.socket) -> None:
         return
     send_frame(connection, FrameKind.INFO, encode(worker.info()))
     while True:
-        _, data = receive_frame(connection)
+        kind, data = receive_frame(connection)
         try:
-            result = encode(worker.execute(decode_plan(data)))
+            result = _answer(worker, kind, data)
         except Exception as error:
-            logger.exception("a step failed")
+            if kind is FrameKind.PLAN:
+                logger.exception("a step failed")
             send_frame(connection, FrameKind.ERROR, encode(_describe(error)))
         else:
             send_frame(connection, FrameKind.RESULT, result)
+
+
+def _answer(worker: Worker | EncoderWorker, kind: FrameKind, data: bytes) -> bytes:
+    if kind is FrameKind.PLAN:
+        return encode(worker.execute(decode_plan(data)))
+    if kind is FrameKind.ADAPTER_MEMORY:
+        return encode(adapters_of(worker).memory())
+    asked = orjson.loads(data)
+    if kind is FrameKind.DROP_ADAPTER:
+        adapters_of(worker).drop(asked["number"])
+        return encode({})
+    folder = AdapterFolder(asked["path"], asked["root"])
+    return encode(adapters_of(worker).load(asked["number"], folder))
 
 
 def _files(fields: dict[str, Any]) -> ModelFiles:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pagewire.config import EngineConfig
+from pagewire.errors import FailedPreconditionError
 from pagewire_engine.model_files import ModelFiles, load_description
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.encoder_worker import EncoderWorker
 from pagewire_engine.worker.worker import Worker
 
@@ -22,3 +24,17 @@ def load_worker(
         if pooler is not None and pooler.is_encoder:
             return EncoderWorker(config, files)
     return Worker(config, files, grammars)
+
+
+def adapters_of(worker: Worker | EncoderWorker) -> WorkerAdapters:
+    """The LoRA adapters of a worker.
+
+    Raises:
+        FailedPreconditionError: it can't load any.
+    """
+    adapters = worker.adapters if isinstance(worker, Worker) else None
+    if adapters is None:
+        raise FailedPreconditionError(
+            "adapters are not enabled on this engine; start it with --enable-lora"
+        )
+    return adapters

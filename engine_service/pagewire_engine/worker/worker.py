@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
-from pagewire.errors import FailedPreconditionError, InvalidArgumentError
+from pagewire.errors import InvalidArgumentError
 from pagewire_engine.cpus import model_threads
 from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelFiles, load_description
@@ -148,16 +148,8 @@ class Worker:
         return self.launch(plan).result()
 
     @property
-    def adapters(self) -> WorkerAdapters:
-        """The LoRA adapters.
-
-        Raises:
-            FailedPreconditionError: none can be loaded.
-        """
-        if self._adapters is None:
-            raise FailedPreconditionError(
-                "adapters are not enabled on this engine; start it with --enable-lora"
-            )
+    def adapters(self) -> WorkerAdapters | None:
+        """The LoRA adapters; None where none can be loaded."""
         return self._adapters
 
     def profile_num_available_blocks(self) -> int:

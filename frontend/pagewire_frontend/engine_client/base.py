@@ -14,7 +14,11 @@ from pagewire.v1 import engine_pb2
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What an engine serves."""
+    """What an engine serves.
+
+    Attributes:
+        max_loras: different adapters in one step; 0: it has none.
+    """
 
     served_model_name: str
     architecture: str
@@ -31,6 +35,7 @@ class ModelInfo:
     epoch: int
     tasks: tuple[Task, ...] = (Task.GENERATE,)
     pooling: PoolingInfo | None = None
+    max_loras: int = 0
 
 
 @dataclass(slots=True)
@@ -169,6 +174,37 @@ class EngineClient(Protocol):
             UnavailableError: the engine is away.
             ResourceExhaustedError: too many watch it.
         """
+        ...
+
+    async def load_adapter(self, request: engine_pb2.LoadAdapterRequest) -> engine_pb2.AdapterInfo:
+        """Loads an adapter; returns when requests may name it.
+
+        Raises:
+            PagewireError: it can't be loaded; the error says why.
+        """
+        ...
+
+    async def unload_adapter(
+        self, request: engine_pb2.UnloadAdapterRequest
+    ) -> engine_pb2.UnloadAdapterResponse:
+        """Unloads an adapter, as its requests have ended or are ended.
+
+        Raises:
+            PagewireError: it stays; the error says why.
+        """
+        ...
+
+    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is.
+
+        Raises:
+            FailedPreconditionError: the engine has no adapters.
+            UnavailableError: it is away.
+        """
+        ...
+
+    async def adapter_files(self, name: str) -> Mapping[str, bytes]:
+        """The files of a tokenizer and chat template that an adapter ships, maybe none."""
         ...
 
     async def submit(self, request: EngineRequest) -> TokenStream:

@@ -26,6 +26,8 @@ from pagewire_frontend.engine_client.mailbox import SequenceRecord
 
 CALL_TIMEOUT_S = 10.0
 SUBMIT_TIMEOUT_S = 30.0
+# To read an adapter's weights from a slow disk.
+LOAD_TIMEOUT_S = 300.0
 _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
@@ -103,7 +105,8 @@ class ControlChannel:
         *,
         seed: int | None,
         past: list[SequenceRecord] | None,
-    ) -> int:
+        adapter_version: str = "",
+    ) -> engine_pb2.SubmitResponse:
         """Hands a request over.
 
         Args:
@@ -112,9 +115,10 @@ class ControlChannel:
             request: what to do.
             seed: the seed in force, where the engine has named it before.
             past: what has come already, for a resubmission.
+            adapter_version: the version in force, where the engine has named it before.
 
         Returns:
-            The seed in force.
+            The seed and the adapter's version in force.
         """
         message = engine_pb2.SubmitRequest(
             session_id=session_id,
@@ -124,6 +128,7 @@ class ControlChannel:
             tenant=request.tenant,
             priority=request.priority,
             adapter=request.adapter,
+            adapter_version=adapter_version,
             resubmission=past is not None,
         )
         if request.pooling is not None:
@@ -141,10 +146,27 @@ class ControlChannel:
                 finish_reason=int(record.finish_reason or 0),
                 cumulative_logprob=record.cumulative_logprob,
             )
-        response: engine_pb2.SubmitResponse = await _typed(
-            self._stub.Submit(message, timeout=SUBMIT_TIMEOUT_S)
+        return await _typed(self._stub.Submit(message, timeout=SUBMIT_TIMEOUT_S))
+
+    async def load_adapter(
+        self, request: engine_pb2.LoadAdapterRequest, *, timeout_s: float = LOAD_TIMEOUT_S
+    ) -> engine_pb2.AdapterInfo:
+        """Loads an adapter; returns when requests may name it."""
+        response: engine_pb2.LoadAdapterResponse = await _typed(
+            self._stub.LoadAdapter(request, timeout=timeout_s)
         )
-        return response.seed
+        return response.adapter
+
+    async def unload_adapter(
+        self, request: engine_pb2.UnloadAdapterRequest
+    ) -> engine_pb2.UnloadAdapterResponse:
+        """Unloads an adapter, however long its requests take."""
+        return await _typed(self._stub.UnloadAdapter(request))
+
+    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is."""
+        request = engine_pb2.ListAdaptersRequest()
+        return await _typed(self._stub.ListAdapters(request, timeout=CALL_TIMEOUT_S))
 
     async def abort(
         self, session_id: str, request_id: str, sequence: int | None, reason: FinishReason
@@ -176,6 +198,7 @@ class ControlChannel:
             tokenizer_sha256=response.tokenizer_sha256,
             created=response.created,
             epoch=response.epoch,
+            max_loras=response.adapter_limits.max_loras,
             tasks=tasks_from_proto(response.tasks),
             pooling=(
                 pooling_info_from_proto(response.pooling) if response.HasField("pooling") else None
@@ -201,10 +224,12 @@ class ControlChannel:
         finally:
             call.cancel()
 
-    async def tokenizer_files(self) -> dict[str, bytes]:
-        """The tokenizer's files by name."""
+    async def tokenizer_files(self, adapter: str = "") -> dict[str, bytes]:
+        """The tokenizer's files by name, or those that an adapter ships in their place."""
         chunks: dict[str, list[bytes]] = {}
-        call = self._stub.GetTokenizer(engine_pb2.GetTokenizerRequest(), timeout=60.0)
+        call = self._stub.GetTokenizer(
+            engine_pb2.GetTokenizerRequest(adapter=adapter), timeout=60.0
+        )
         try:
             async for chunk in call:
                 chunks.setdefault(chunk.path, []).append(chunk.data)
@@ -232,6 +257,8 @@ async def _typed(call: Awaitable[ResponseT]) -> ResponseT:
 
 
 def _translated(error: grpc.aio.AioRpcError) -> PagewireError:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and (told := typed_error(error)).field:
+        return told  # the engine's own word, of a time that the caller gave
     if error.code() in _TRANSPORT:
         return TransportError(f"the engine did not answer: {error.details()}")
     return typed_error(error)

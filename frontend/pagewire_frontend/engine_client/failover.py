@@ -17,6 +17,7 @@ import zmq
 from pagewire.errors import InternalError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.tls import ClientTls
+from pagewire_frontend.engine_client.adapter_restoring import RememberedAdapters
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.control import (
     ControlChannel,
@@ -47,6 +48,7 @@ class EngineLink:
     """
 
     def __init__(self, target: str, failover_window_s: float, tls: ClientTls | None = None) -> None:
+        self.adapters = RememberedAdapters()
         self.control = ControlChannel(target, tls)
         self.model_info: ModelInfo | None = None
         self._window_s = failover_window_s
@@ -227,12 +229,13 @@ class EngineLink:
             records = live.mailbox.sequences
             open_before = [i for i, record in enumerate(records) if record.finish_reason is None]
             try:
-                seed = await self.control.submit(
+                accepted = await self.control.submit(
                     session.session_id,
                     live.number,
                     live.request,
                     seed=live.seed,
                     past=records if live.placed or live.request.past else None,
+                    adapter_version=live.adapter_version,
                 )
             except TransportError as error:
                 # It may have arrived: the same number and id again are the same request.
@@ -254,7 +257,8 @@ class EngineLink:
             if live.session is not session:
                 # The session ended while the answer was on its way.
                 continue
-            live.seed, live.placed = seed, True
+            live.seed, live.placed = accepted.seed, True
+            live.adapter_version = accepted.adapter_version
             for index in open_before:
                 ended = records[index].finish_reason
                 if ended is FinishReason.STOP and not live.mailbox.ended:
@@ -349,6 +353,8 @@ class EngineLink:
             info = await self.control.model_info()
             if info.epoch != attached.epoch:
                 raise TransportError("the engine restarted while we attached")
+            if old is not None and old.epoch != attached.epoch:
+                await self.adapters.restore(self.control)
             session = WireSession(attached, self.control.host, self._context, self._on_failure)
             await session.connect(attached)
             self._adopt(session, info)

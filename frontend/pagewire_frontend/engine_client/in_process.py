@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from pagewire.config import EngineConfig
-from pagewire.errors import FailedPreconditionError, InternalError, UnavailableError
+from pagewire.errors import InternalError, UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.v1 import engine_pb2
+from pagewire_engine.adapters.service import AdapterService
 from pagewire_engine.admission import Admission
 from pagewire_engine.build import BuiltEngine, build_engine
 from pagewire_engine.engine_loop import EngineLoop
@@ -89,6 +90,7 @@ class InProcessEngineClient:
         self._build = build
         self._built: BuiltEngine | None = None
         self._engine_loop: EngineLoop | None = None
+        self._adapters: AdapterService | None = None
         self._model_info: ModelInfo | None = None
         self._admission: Admission | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -123,11 +125,15 @@ class InProcessEngineClient:
             tokenizer_sha256=tokenizer_hash(built.tokenizer_files),
             created=built.created,
             epoch=built.created,
+            max_loras=0 if built.adapters is None else self._config.max_loras,
             tasks=built.tasks,
             pooling=built.pooling,
         )
         self._admission = built.admission(self._config.seed)
         self._engine_loop = EngineLoop(built.engine, self._publish, self._on_engine_death)
+        self._adapters = AdapterService(
+            built.adapters, self._engine_loop, self._config, built.served_model_name
+        )
         self._engine_loop.start()
         self._built = built
 
@@ -162,13 +168,46 @@ class InProcessEngineClient:
             raise UnavailableError("the engine client is not started")
         return self._engine_loop
 
+    @property
+    def adapters(self) -> AdapterService:
+        """The engine's adapters."""
+        if self._adapters is None:
+            raise UnavailableError("the engine client is not started")
+        return self._adapters
+
+    async def load_adapter(self, request: engine_pb2.LoadAdapterRequest) -> engine_pb2.AdapterInfo:
+        """Loads an adapter from any folder: who calls is this machine's operator."""
+        loaded = await asyncio.to_thread(self.adapters.load, request, confined=False)
+        return loaded.adapter
+
+    async def unload_adapter(
+        self, request: engine_pb2.UnloadAdapterRequest
+    ) -> engine_pb2.UnloadAdapterResponse:
+        """Unloads an adapter, as its requests have ended or are ended."""
+        # A call that is cancelled leaves its thread, which must end too.
+        cancelled = False
+        unloading = asyncio.to_thread(self.adapters.unload, request, lambda: not cancelled)
+        try:
+            return await unloading
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is."""
+        return self.adapters.list()
+
+    async def adapter_files(self, name: str) -> Mapping[str, bytes]:
+        """The files of a tokenizer and chat template that an adapter ships, maybe none."""
+        return self.adapters.files_of(name)
+
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
         """What the engine counts, as of now; it is read at once.
 
         Raises:
             UnavailableError: the client is not started.
         """
-        return stats_message(self.engine_loop.stats(), epoch=self.model_info.epoch)
+        return self._stats()
 
     async def watch_stats(
         self, interval_ms: int, *, with_window: bool
@@ -179,7 +218,7 @@ class InProcessEngineClient:
             UnavailableError: the client is not started.
         """
         while True:
-            stats = stats_message(self.engine_loop.stats(), epoch=self.model_info.epoch)
+            stats = self._stats()
             if with_window:
                 snapshot = await asyncio.to_thread(self.engine_loop.look, _LOOK_TIMEOUT_S)
                 if snapshot is not None:
@@ -188,6 +227,13 @@ class InProcessEngineClient:
             if not interval_ms:
                 return
             await asyncio.sleep(interval_ms / 1000)
+
+    def _stats(self) -> engine_pb2.GetStatsResponse:
+        return stats_message(
+            self.engine_loop.stats(),
+            epoch=self.model_info.epoch,
+            adapters=self.adapters.stats(),
+        )
 
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         """The files that make the tokenizer; empty when the engine has none."""
@@ -205,10 +251,6 @@ class InProcessEngineClient:
         built, admission = self._built, self._admission
         if self._engine_loop is None or built is None or admission is None or self._closed:
             raise UnavailableError("the engine client is not running")
-        if request.adapter:
-            raise FailedPreconditionError(
-                "adapters are not enabled on this engine", field="adapter"
-            )
         submission = _admitted(admission, request)
         compiling = start_compiling(built.grammars, submission)
         if compiling is not None:
@@ -227,7 +269,12 @@ class InProcessEngineClient:
         mailboxes[engine_id] = mailbox
         try:
             at_end = request.whole and not request.past and request.sampling_params.logprobs is None
-            self._engine_loop.submit(replace(submission, request_id=engine_id, told_at_end=at_end))
+            self.adapters.hand_over(
+                replace(submission, request_id=engine_id, told_at_end=at_end),
+                request.adapter,
+                "",
+                self._engine_loop.submit,
+            )
         except BaseException:
             _remove(mailboxes, engine_id)
             raise

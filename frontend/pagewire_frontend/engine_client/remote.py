@@ -109,6 +109,35 @@ class RemoteEngineClient:
         """The files that make the tokenizer; empty when the engine has none."""
         return await self._started().control.tokenizer_files()
 
+    async def load_adapter(self, request: engine_pb2.LoadAdapterRequest) -> engine_pb2.AdapterInfo:
+        """Loads an adapter; returns when requests may name it."""
+        link = self._started()
+        info = await link.control.load_adapter(request)
+        link.adapters.note_loaded(info)
+        return info
+
+    async def unload_adapter(
+        self, request: engine_pb2.UnloadAdapterRequest
+    ) -> engine_pb2.UnloadAdapterResponse:
+        """Unloads an adapter, as its requests have ended or are ended."""
+        link = self._started()
+        response = await link.control.unload_adapter(request)
+        link.adapters.note_unloaded(request.name)
+        return response
+
+    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is."""
+        link = self._started()
+        if not link.ready:
+            raise UnavailableError("the engine is away")
+        listed = await link.control.list_adapters()
+        link.adapters.note_listed(listed)
+        return listed
+
+    async def adapter_files(self, name: str) -> Mapping[str, bytes]:
+        """The files of a tokenizer and chat template that an adapter ships, maybe none."""
+        return await self._started().control.tokenizer_files(name)
+
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
         """What the engine counts, as of now.
 

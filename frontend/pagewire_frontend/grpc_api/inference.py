@@ -107,21 +107,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def RenderChat(
         self, request: inference_pb2.RenderChatRequest, context: Context
     ) -> inference_pb2.RenderChatResponse:
-        self._serving.generation.check_model(request.model)
         rendered = await self._render(request)
         response = inference_pb2.RenderChatResponse(
             prompt=rendered.prompt, token_ids=rendered.token_ids
         )
         if request.with_tokens:
-            self._tell_tokens(response)
+            self._tell_tokens(response, request.model)
         return response
 
     @answers_errors
     async def ListChatTemplates(
         self, request: inference_pb2.ListChatTemplatesRequest, context: Context
     ) -> inference_pb2.ListChatTemplatesResponse:
-        generation = self._serving.generation
-        generation.check_model(request.model)
+        generation = self._serving.generation.for_model(request.model)
         response = inference_pb2.ListChatTemplatesResponse(
             requests_may_bring_one=generation.settings.allow_request_chat_template
         )
@@ -133,8 +131,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        generation = self._serving.generation
-        generation.check_model(request.model)
+        generation = self._serving.generation.for_model(request.model)
         token_ids, tokens = await token_service.tokenize(
             generation,
             request.text,
@@ -145,13 +142,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             token_ids=token_ids, tokens=tokens, max_model_len=generation.model_info.max_model_len
         )
         if request.with_bytes:
-            self._tell_tokens(response)
+            self._tell_tokens(response, request.model)
         return response
 
     def _tell_tokens(
-        self, response: inference_pb2.RenderChatResponse | inference_pb2.TokenizeResponse
+        self,
+        response: inference_pb2.RenderChatResponse | inference_pb2.TokenizeResponse,
+        model: str,
     ) -> None:
-        tokenizer, token_ids = self._serving.generation.tokenizer, response.token_ids
+        tokenizer = self._serving.generation.for_model(model).tokenizer
+        token_ids = response.token_ids
         response.token_bytes.extend(token_service.bytes_of(tokenizer, token_ids))
         response.control_positions.extend(token_service.control_positions(tokenizer, token_ids))
 
@@ -159,8 +159,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        generation = self._serving.generation
-        generation.check_model(request.model)
+        generation = self._serving.generation.for_model(request.model)
         text = await token_service.detokenize(
             generation, request.token_ids, skip_special_tokens=request.skip_special_tokens
         )
@@ -170,18 +169,34 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        info = self._serving.generation.model_info
-        model = inference_pb2.Model(
-            id=info.served_model_name,
-            root=info.served_model_name,
-            created=info.created,
-            max_model_len=info.max_model_len,
-            tasks=tasks_to_proto(info.tasks),
-            embedding_size=(
-                info.pooling.size if info.pooling is not None and Task.EMBED in info.tasks else 0
-            ),
-        )
-        return inference_pb2.ListModelsResponse(models=[model])
+        generation = self._serving.generation
+        info = generation.model_info
+        models = [
+            inference_pb2.Model(
+                id=info.served_model_name,
+                root=info.served_model_name,
+                created=info.created,
+                max_model_len=info.max_model_len,
+                tasks=tasks_to_proto(info.tasks),
+                embedding_size=(
+                    info.pooling.size
+                    if info.pooling is not None and Task.EMBED in info.tasks
+                    else 0
+                ),
+            )
+        ]
+        models += [
+            inference_pb2.Model(
+                id=adapter.name,
+                root=adapter.root,
+                parent=adapter.parent,
+                created=adapter.loaded_at,
+                max_model_len=info.max_model_len,
+                tasks=tasks_to_proto(info.tasks),
+            )
+            for adapter in generation.adapters.known()
+        ]
+        return inference_pb2.ListModelsResponse(models=models)
 
     @answers_errors
     async def Embed(
@@ -214,7 +229,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def _chat_request(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> GenerationRequest:
-        model = self._serving.generation.check_model(request.model)
+        generation = self._serving.generation.for_model(request.model)
         request_id = check_request_id(request.request_id)
         params = requests.sampling_params(request, self._defaults())
         if params.prompt_logprobs is not None:
@@ -225,13 +240,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         rendered = await self._render(request)
         return GenerationRequest(
             request_id=request_id,
-            model=model,
+            model=generation.model_name,
             prompt_token_ids=rendered.token_ids,
             sampling_params=params,
             add_special_tokens=False,
             tenant=self._tenant(context),
             priority=request.priority,
-            answer=self._serving.generation.answer_format(
+            answer=generation.answer_format(
                 rendered,
                 use,
                 include_reasoning=_default_true(request, "include_reasoning"),
@@ -247,7 +262,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def _render(
         self, request: inference_pb2.ChatRequest | inference_pb2.RenderChatRequest
     ) -> RenderedChat:
-        generation = self._serving.generation
+        generation = self._serving.generation.for_model(request.model)
 
         def render() -> RenderedChat:
             return generation.render_chat(

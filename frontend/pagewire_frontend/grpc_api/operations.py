@@ -1,15 +1,16 @@
-"""pagewire.v1.Adapters, known and off in this version, and pagewire.v1.Observability."""
+"""pagewire.v1.Adapters and pagewire.v1.Observability: what the operator may allow."""
 
 from __future__ import annotations
 
 import itertools
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
 from pagewire.errors import FailedPreconditionError, ResourceExhaustedError
 from pagewire.v1 import engine_pb2, operations_pb2_grpc
+from pagewire_frontend.adapter_control import list_adapters, load_adapter, unload_adapter
 from pagewire_frontend.grpc_api.errors import answers_errors
 from pagewire_frontend.serving import Serving
 
@@ -23,19 +24,29 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdaptersServicer(operations_pb2_grpc.AdaptersServicer):  # type: ignore[misc]  # generated, untyped
-    """Answers FAILED_PRECONDITION: LoRA adapters are off."""
+    """Loads, unloads and lists LoRA adapters, where the operator allows it."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
 
     @answers_errors
-    async def Load(self, request: engine_pb2.LoadAdapterRequest, context: Context) -> NoReturn:
-        _refuse_adapters()
+    async def Load(
+        self, request: engine_pb2.LoadAdapterRequest, context: Context
+    ) -> engine_pb2.LoadAdapterResponse:
+        info = await load_adapter(self._serving, request)
+        return engine_pb2.LoadAdapterResponse(adapter=info)
 
     @answers_errors
-    async def Unload(self, request: engine_pb2.UnloadAdapterRequest, context: Context) -> NoReturn:
-        _refuse_adapters()
+    async def Unload(
+        self, request: engine_pb2.UnloadAdapterRequest, context: Context
+    ) -> engine_pb2.UnloadAdapterResponse:
+        return await unload_adapter(self._serving, request)
 
     @answers_errors
-    async def List(self, request: engine_pb2.ListAdaptersRequest, context: Context) -> NoReturn:
-        _refuse_adapters()
+    async def List(
+        self, request: engine_pb2.ListAdaptersRequest, context: Context
+    ) -> engine_pb2.ListAdaptersResponse:
+        return await list_adapters(self._serving)
 
 
 class ObservabilityServicer(
@@ -79,6 +90,8 @@ class ObservabilityServicer(
         async with aclosing(watching):
             async for stats in watching:
                 names.replace(stats.window)
+                stats.adapters.ClearField("running")
+                stats.adapters.ClearField("waiting")
                 first_token = self._serving.metrics.first_token()
                 stats.time_to_first_token.CopyFrom(
                     engine_pb2.Histogram(
@@ -108,7 +121,3 @@ class RequestNumbers:
             numbers[view.id] = next(self._next) if number is None else number
             view.id = str(numbers[view.id])
         self._numbers = numbers
-
-
-def _refuse_adapters() -> NoReturn:
-    raise FailedPreconditionError("LoRA adapters are off on this server")

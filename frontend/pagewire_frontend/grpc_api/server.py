@@ -60,7 +60,7 @@ class GrpcServer:
             options=_options(serving.config.max_request_bytes, share_port=share_port),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(serving), self._server)
-        operations_pb2_grpc.add_AdaptersServicer_to_server(AdaptersServicer(), self._server)
+        operations_pb2_grpc.add_AdaptersServicer_to_server(AdaptersServicer(serving), self._server)
         operations_pb2_grpc.add_ObservabilityServicer_to_server(
             ObservabilityServicer(serving), self._server
         )

@@ -26,7 +26,9 @@ from pagewire_frontend.openai_api.requests import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    LoadAdapterBody,
     TokenizeBody,
+    UnloadAdapterBody,
 )
 from pagewire_frontend.openai_api.response_input import ResponsesBody
 from pagewire_frontend.openai_api.response_store import ResponseStore
@@ -97,6 +99,12 @@ def create_app(serving: Serving) -> ASGIApp:
     async def detokenize(request: Request) -> Response:
         return await operations.detokenize(serving, request)
 
+    async def load_lora_adapter(request: Request) -> Response:
+        return await operations.load_lora_adapter(serving, request)
+
+    async def unload_lora_adapter(request: Request) -> Response:
+        return await operations.unload_lora_adapter(serving, request)
+
     async def tokenizer_info(request: Request) -> Response:
         return operations.tokenizer_info(serving)
 
@@ -137,6 +145,8 @@ def create_app(serving: Serving) -> ASGIApp:
     route("POST", "/tokenize", tokenize, TokenizeBody)
     route("POST", "/detokenize", detokenize, DetokenizeBody)
     route("GET", "/tokenizer_info", tokenizer_info, None)
+    route("POST", "/v1/load_lora_adapter", load_lora_adapter, LoadAdapterBody)
+    route("POST", "/v1/unload_lora_adapter", unload_lora_adapter, UnloadAdapterBody)
     return _protected(app, serving)
 
 

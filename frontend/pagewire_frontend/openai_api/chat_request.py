@@ -27,8 +27,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
     Raises:
         PagewireError: something in it can't be served.
     """
-    generation = serving.generation
-    model = generation.check_model(body.model or "")
+    generation = serving.generation.for_model(body.model or "")
     params = body.chat_sampling_params(generation.model_info.default_sampling_params)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     arguments: dict[str, Any] = {
@@ -46,7 +45,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
         rendered = generation.render_chat(body.messages, **arguments)
     return GenerationRequest(
         request_id=request.state.request_id,
-        model=model,
+        model=generation.model_name,
         prompt_token_ids=rendered.token_ids,
         sampling_params=params,
         add_special_tokens=False,

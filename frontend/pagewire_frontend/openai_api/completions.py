@@ -73,14 +73,13 @@ async def create_completion(serving: Serving, request: Request) -> Response:
 def _generation_requests(
     serving: Serving, body: CompletionBody, request_id: str, tenant: str
 ) -> list[GenerationRequest]:
-    generation = serving.generation
-    model = generation.check_model(body.model or "")
+    generation = serving.generation.for_model(body.model or "")
     params = body.completion_sampling_params(generation.model_info.default_sampling_params)
     prompts = body.prompts(generation.model_info.max_model_len)
     return [
         GenerationRequest(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
-            model=model,
+            model=generation.model_name,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=None if isinstance(prompt, str) else prompt,
             sampling_params=params,
@@ -111,7 +110,7 @@ class _CompletionReply:
         self._prompt_only = body.prompt_only
         self._echoes: list[Echo | None] = [None] * len(requests)
         if body.echo:
-            tokenizer = serving.generation.tokenizer
+            tokenizer = serving.generation.for_model(requests[0].model).tokenizer
             self._echoes = [
                 Echo(tokenizer, request.prompt, generation.prompt_token_ids)
                 for request, generation in zip(requests, generations, strict=True)

@@ -9,11 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import pagewire
+from pagewire.v1 import engine_pb2
 from pagewire_frontend import token_service
+from pagewire_frontend.adapter_control import load_adapter, unload_adapter
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.metrics import CONTENT_TYPE
 from pagewire_frontend.openai_api.body_reading import read_body
-from pagewire_frontend.openai_api.requests import DetokenizeBody, TokenizeBody
+from pagewire_frontend.openai_api.event_stream import unless_disconnected
+from pagewire_frontend.openai_api.requests import (
+    DetokenizeBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
 from pagewire_frontend.serving import Serving
 
 
@@ -42,13 +50,18 @@ def own_metrics(serving: Serving) -> Response:
 
 
 def list_models(serving: Serving) -> Response:
-    return json_response({"object": "list", "data": [_model(serving)]})
+    """The served model, and the adapters that requests may name in its place."""
+    cards = [_model(serving)]
+    cards += [_adapter(serving, info) for info in serving.generation.adapters.known()]
+    return json_response({"object": "list", "data": cards})
 
 
 def get_model(serving: Serving, name: str) -> Response:
     """One model's card. Raises NotFoundError."""
-    serving.generation.check_model(name)
-    return json_response(_model(serving))
+    generation = serving.generation
+    generation.check_model(name)
+    adapter = generation.adapters.find(name)
+    return json_response(_model(serving) if adapter is None else _adapter(serving, adapter.info))
 
 
 def _model(serving: Serving) -> dict[str, Any]:
@@ -65,11 +78,49 @@ def _model(serving: Serving) -> dict[str, Any]:
     }
 
 
+def _adapter(serving: Serving, info: engine_pb2.AdapterInfo) -> dict[str, Any]:
+    return _model(serving) | {
+        "id": info.name,
+        "created": info.loaded_at,
+        "root": info.root,
+        "parent": info.parent,
+    }
+
+
+async def load_lora_adapter(serving: Serving, request: Request) -> Response:
+    """`{"lora_name": name, "lora_path": folder}` becomes a model that requests may name."""
+    body = await read_body(request, LoadAdapterBody)
+    asked = engine_pb2.LoadAdapterRequest(
+        name=body.lora_name,
+        path=body.lora_path,
+        base_model_name=body.base_model_name or "",
+        in_place=bool(body.load_inplace),
+    )
+    with renaming({"name": "lora_name", "path": "lora_path"}):
+        info = await load_adapter(serving, asked)
+    return json_response(_adapter(serving, info) | {"version": info.version, "rank": info.rank})
+
+
+async def unload_lora_adapter(serving: Serving, request: Request) -> Response:
+    """`{"lora_name": name}` goes when its requests have ended."""
+    body = await read_body(request, UnloadAdapterBody)
+    modes = engine_pb2.UnloadAdapterRequest
+    asked = engine_pb2.UnloadAdapterRequest(
+        name=body.lora_name, mode=modes.MODE_ABORT if body.abort else modes.MODE_WAIT
+    )
+    if body.timeout_s is not None:
+        asked.timeout_s = body.timeout_s
+    with renaming({"name": "lora_name"}):
+        response = await unless_disconnected(request.receive, unload_adapter(serving, asked))
+    # Nobody reads an answer after the client has left.
+    ended = 0 if response is None else response.num_ended_requests
+    return json_response({"id": body.lora_name, "deleted": True, "ended_requests": ended})
+
+
 async def tokenize(serving: Serving, request: Request) -> Response:
     """`{"prompt": text}` to its token ids."""
     body = await read_body(request, TokenizeBody)
-    generation = serving.generation
-    generation.check_model(body.model or "")
+    generation = serving.generation.for_model(body.model or "")
     with renaming({"text": "prompt"}):
         token_ids, texts = await token_service.tokenize(
             generation, body.prompt, add_special_tokens=body.add_special_tokens
@@ -87,8 +138,7 @@ async def tokenize(serving: Serving, request: Request) -> Response:
 async def detokenize(serving: Serving, request: Request) -> Response:
     """`{"tokens": ids}` to their text."""
     body = await read_body(request, DetokenizeBody)
-    generation = serving.generation
-    generation.check_model(body.model or "")
+    generation = serving.generation.for_model(body.model or "")
     with renaming({"token_ids": "tokens"}):
         text = await token_service.detokenize(generation, body.tokens, skip_special_tokens=False)
     return json_response({"prompt": text})

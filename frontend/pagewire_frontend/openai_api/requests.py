@@ -157,6 +157,27 @@ class DetokenizeBody(BaseModel):
     tokens: Integers
 
 
+class LoadAdapterBody(BaseModel):
+    """`POST /v1/load_lora_adapter`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    lora_name: str
+    lora_path: str
+    base_model_name: str | None = None
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterBody(BaseModel):
+    """`POST /v1/unload_lora_adapter`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    lora_name: str
+    abort: bool | None = None
+    timeout_s: float | None = None
+
+
 def _are_ints(value: Any) -> bool:
     # By type and not isinstance: True is an int to Python.
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

@@ -158,7 +158,8 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
     assert len(accounts._idle) <= 2048
     assert not accounts._waiting
     assert not queue._lines
-    assert len(queue._heap) <= 32
+    assert len(queue._heaps[0]) <= 32
+    assert not queue._num_lines
 
 
 def test_a_long_line_costs_no_more_than_a_short_one() -> None:

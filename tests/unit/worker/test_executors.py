@@ -188,7 +188,7 @@ def test_plans_and_results_survive_the_boundary() -> None:
     plan = StepPlan(
         3,
         [
-            NewSequence(1, 2, -5, [1, 2], [3], PARAMS),
+            NewSequence(1, 2, -5, [1, 2], [3], PARAMS, adapter=6),
             NewSequence(2, 0, 0, [1], [], SamplingParams(), PoolingParams(use_activation=True)),
         ],
         [ScheduledSequence(1, 2, 1, 0, [4], (1, 9))],
