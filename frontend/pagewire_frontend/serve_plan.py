@@ -42,6 +42,8 @@ class ServePlan:
 
     Attributes:
         page_key: the API key that the page shows; None: the frontend asks for none.
+        page_auth: what visitors of the page must enter; None: nothing, or an API key.
+        page_root_path: where a reverse proxy shows the page.
     """
 
     engine: EngineConfig
@@ -49,6 +51,8 @@ class ServePlan:
     ui_port: int
     stall_timeout_s: float
     page_key: str | None = None
+    page_auth: SecretStr | None = None
+    page_root_path: str = ""
 
     @property
     def ready_line(self) -> str:
@@ -108,6 +112,8 @@ def make_plan(
         ui_port=settings.ui_port,
         stall_timeout_s=settings.stall_timeout_s,
         page_key=page_key,
+        page_auth=settings.ui_auth,
+        page_root_path=settings.ui_root_path,
     )
 
 
@@ -188,11 +194,16 @@ def _page(plan: ServePlan, host: str) -> Service:
         f"--log-level={plan.frontend.log_level}",
         f"--log-format={plan.frontend.log_format}",
     ]
+    if plan.page_root_path:
+        flags.append(f"--root-path={plan.page_root_path}")
     secret = {}
     if plan.page_key is not None:
+        secret[variable_name("api_key")] = plan.page_key
+    if plan.page_auth is not None:
+        secret[variable_name("auth")] = plan.page_auth.get_secret_value()
+    elif plan.page_key is not None:
         # The page's own key must not let everybody in who opens it.
         flags.append("--login")
-        secret = {variable_name("api_key"): plan.page_key}
 
     async def is_ready() -> bool:
         return await http_answers(host, plan.ui_port, "/")

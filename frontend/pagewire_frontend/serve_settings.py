@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model, field_validator
 
 from pagewire.config import EngineConfig
-from pagewire.settings import FlagGroup
+from pagewire.settings import FlagGroup, check_logins, check_root_path
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.model_download import MODEL_NAME
 
@@ -32,12 +32,33 @@ class ServeOnlySettings(BaseModel):
     ui_port: int = Field(
         default=7860, ge=0, le=65535, description="Port of the chat page; 0: no page."
     )
+    ui_auth: SecretStr | None = Field(
+        default=None,
+        description="USER:PASSWORD that visitors of the chat page must enter, or several separated "
+        "by commas. Others of the machine can read a command line: better set PAGEWIRE_UI_AUTH. "
+        "Default: no login, or an API key where clients need one.",
+    )
+    ui_root_path: str = Field(
+        default="",
+        description="Path under which a reverse proxy shows the chat page, such as /chat, where "
+        "the proxy takes it off before it passes requests on.",
+    )
     stall_timeout_s: float = Field(
         default=120.0,
         gt=0,
         description="Seconds after which an engine that makes no step while requests wait for "
         "one, or a part that does not answer, is killed and started again.",
     )
+
+    @field_validator("ui_auth")
+    @classmethod
+    def _check_ui_auth(cls, value: SecretStr | None) -> SecretStr | None:
+        return check_logins(value)
+
+    @field_validator("ui_root_path")
+    @classmethod
+    def _check_ui_root_path(cls, value: str) -> str:
+        return check_root_path(value)
 
 
 def _shared_fields() -> dict[str, Any]:
@@ -55,13 +76,14 @@ def _shared_fields() -> dict[str, Any]:
 ServeSettings: type[ServeOnlySettings] = create_model(
     "ServeSettings", __base__=ServeOnlySettings, **_shared_fields()
 )
+_PAGE_FIELDS = ("ui_port", "ui_auth", "ui_root_path")
 FLAG_GROUPS = (
     FlagGroup(
         "addresses, frontend and chat page",
         tuple(
             name
             for name in ServeSettings.model_fields
-            if name == "ui_port" or name in FrontendConfig.model_fields
+            if name in _PAGE_FIELDS or name in FrontendConfig.model_fields
         ),
     ),
     FlagGroup(
@@ -69,7 +91,7 @@ FLAG_GROUPS = (
         tuple(
             name
             for name in ServeSettings.model_fields
-            if name not in ("ui_port", "model") and name not in FrontendConfig.model_fields
+            if name not in (*_PAGE_FIELDS, "model") and name not in FrontendConfig.model_fields
         ),
     ),
 )

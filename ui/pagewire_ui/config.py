@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from pagewire.logs import LogFormat
-from pagewire.settings import check_host_port
+from pagewire.settings import check_host_port, check_logins, check_root_path
 
 
 class UiConfig(BaseModel):
@@ -74,19 +73,12 @@ class UiConfig(BaseModel):
     @field_validator("auth")
     @classmethod
     def _check_auth(cls, value: SecretStr | None) -> SecretStr | None:
-        for pair in value.get_secret_value().split(",") if value else ():
-            user, _, password = pair.partition(":")
-            if not user or not password:
-                # Without the value: it is a secret.
-                raise ValueError("must be USER:PASSWORD, or several of them separated by commas")
-        return value
+        return check_logins(value)
 
     @field_validator("root_path")
     @classmethod
     def _check_root_path(cls, value: str) -> str:
-        if value and not re.fullmatch(r"(/[\w.~-]+)+/?", value):
-            raise ValueError("must be a path such as /chat")
-        return value.rstrip("/")
+        return check_root_path(value)
 
     @model_validator(mode="after")
     def _check_one_login(self) -> Self:

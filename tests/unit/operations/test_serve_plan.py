@@ -72,6 +72,22 @@ def test_the_page_talks_to_the_frontend(free_port: object) -> None:
     assert f"chat page http://localhost:{made.ui_port}" in made.ready_line
 
 
+def test_the_page_asks_for_what_the_operator_chose(free_port: object) -> None:
+    port = f"--ui-port={free_port()}"  # type: ignore[operator]  # the fixture's function
+    page = make_services(plan("m", port, "--ui-auth=ann:pw", "--ui-root-path=/chat/"))[2]
+    assert not any("pw" in word for word in page.command)
+    config = parse_settings(
+        UiConfig, flags(page), prog="", description="", environ=dict(page.environment)
+    )
+    assert config.auth is not None
+    assert config.auth.get_secret_value() == "ann:pw"
+    assert (config.root_path, config.login) == ("/chat", False)
+    # In place of an API key, which the page then has for itself.
+    guarded = make_services(plan("m", port, "--ui-auth=ann:pw", "--api-key=k"))[2]
+    assert "--login" not in guarded.command
+    assert "PAGEWIRE_API_KEY" in guarded.environment
+
+
 def test_without_a_model_the_embedded_one_is_served_by_its_name() -> None:
     made = plan("--ui-port=0")
     assert made.engine.model == "/cache/model.gguf"
