@@ -51,10 +51,12 @@ def scrape(served: Served) -> str:
 
 
 def figure(served: Served, name: str, **labels: str) -> float:
-    """One of ours; 0 where nothing was counted yet."""
+    """One of ours. The engine's are missing while it is too busy to tell them."""
     pairs = ",".join(f'{k}="{v}"' for k, v in sorted({"model_name": MODEL, **labels}.items()))
-    found = re.search(rf"^pagewire_{name}{{{re.escape(pairs)}}} (\S+)$", scrape(served), re.M)
-    return float(found[1]) if found else 0.0
+    line = re.compile(rf"^pagewire_{name}{{{re.escape(pairs)}}} (\S+)$", re.M)
+    found: list[str] = []
+    wait_until(lambda: bool(found.extend(line.findall(scrape(served))) or found), f"{name} is told")
+    return float(found[0])
 
 
 def complete(served: Served, prompt: str, **fields: Any) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def test_a_closed_http_connection_stops_both_sequences_and_returns_every_block(
         line = response.readline()
         if line.startswith(b"data: {"):
             begun |= {choice["index"] for choice in json.loads(line[6:])["choices"]}
-    assert figure(served, "kv_blocks", state="held") > 0
+    wait_until(lambda: figure(served, "kv_blocks", state="held") > 0, "blocks are held")
     response.close()
     connection.close()
     _is_at_rest(served)
@@ -186,7 +188,7 @@ def test_a_closed_grpc_connection_stops_both_sequences_and_returns_every_block(
             begun |= {output.index for output in part.outputs}
             if len(begun) == 2:
                 break
-        assert figure(served, "kv_blocks", state="held") > 0
+        wait_until(lambda: figure(served, "kv_blocks", state="held") > 0, "blocks are held")
     _is_at_rest(served)
     assert figure(served, "request_success_total", finished_reason="abort") == aborted + 2
 
@@ -199,6 +201,7 @@ def _is_at_rest(served: Served) -> None:
 
 def test_metrics_have_vllms_names(served: Served) -> None:
     complete(served, "One", max_tokens=3)
+    figure(served, "num_requests_running")  # the engine's are there
     told = dict(re.findall(r"^# TYPE pagewire_(\S+) (\S+)$", scrape(served), re.M))
     for kind, names in METRICS.items():
         for name in names.split():
