@@ -46,17 +46,23 @@ def stub(served: Served) -> Iterator[Any]:
 
 
 def scrape(served: Served) -> str:
-    with urllib.request.urlopen(served.http + "/metrics", timeout=20) as page:
-        return str(page.read().decode())
+    """All figures. The engine's are missing while it is too busy to tell them."""
+    pages: list[str] = []
+
+    def has_the_engines() -> bool:
+        with urllib.request.urlopen(served.http + "/metrics", timeout=20) as page:
+            pages.append(page.read().decode())
+        return "pagewire_num_requests_running{" in pages[-1]
+
+    wait_until(has_the_engines, "the engine tells its figures")
+    return pages[-1]
 
 
 def figure(served: Served, name: str, **labels: str) -> float:
-    """One of ours. The engine's are missing while it is too busy to tell them."""
     pairs = ",".join(f'{k}="{v}"' for k, v in sorted({"model_name": MODEL, **labels}.items()))
     line = re.compile(rf"^pagewire_{name}{{{re.escape(pairs)}}} (\S+)$", re.M)
-    found: list[str] = []
-    wait_until(lambda: bool(found.extend(line.findall(scrape(served))) or found), f"{name} is told")
-    return float(found[0])
+    (value,) = line.findall(scrape(served))
+    return float(value)
 
 
 def complete(served: Served, prompt: str, **fields: Any) -> dict[str, Any]:
@@ -201,7 +207,6 @@ def _is_at_rest(served: Served) -> None:
 
 def test_metrics_have_vllms_names(served: Served) -> None:
     complete(served, "One", max_tokens=3)
-    figure(served, "num_requests_running")  # the engine's are there
     told = dict(re.findall(r"^# TYPE pagewire_(\S+) (\S+)$", scrape(served), re.M))
     for kind, names in METRICS.items():
         for name in names.split():
