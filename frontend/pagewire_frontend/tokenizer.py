@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as HubTokenizer
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
@@ -24,6 +24,11 @@ _ROLES = (
     "cls_token",
     "mask_token",
 )
+
+
+# How much of a long text is looked at first, where only its first tokens count.
+_CHARACTERS_PER_TOKEN = 32
+_MARGIN = 1024
 
 
 class Tokenizer:
@@ -143,14 +148,16 @@ class Tokenizer:
         for one in texts:
             self._check(one, None if truncate else max_tokens)
         tokenizer = self._parsing if parse_special_tokens else self._plain.tokenizer
-        parts = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        read = [_beginning(tokenizer, one, max_tokens) for one in texts]
+        parts = [encoding for encoding, _ in read]
         room = max_tokens
         if add_special_tokens:
             room -= tokenizer.num_special_tokens_to_add(second is not None)
         uncut = sum(len(part) for part in (parts[:-1] if truncate else parts))
         least = uncut + (truncate and second is not None and len(parts[-1]) > 0)
         if least > room:
-            raise TooManyTokensError(least + max_tokens - room, max_tokens)
+            all_read = all(whole for _, whole in read)
+            raise TooManyTokensError(least + max_tokens - room, max_tokens, exact=all_read)
         if truncate and uncut + len(parts[-1]) > room:
             parts[-1].truncate(room - uncut)
         other = parts[1] if second is not None else None
@@ -322,6 +329,19 @@ def _encode(
     if max_tokens is not None and len(encoding) > max_tokens:
         raise TooManyTokensError(len(encoding), max_tokens)
     return list(encoding.ids)
+
+
+def _beginning(tokenizer: HubTokenizer, text: str, max_tokens: int) -> tuple[Encoding, bool]:
+    """The tokens of a text, or of so much of its beginning that there are far more than
+    `max_tokens`: of a text of megabytes, the rest would take seconds to be cut off. What stands
+    far behind a token has no part in it: tokenizers look at a text word by word. Also whether those
+    are all."""
+    length = _CHARACTERS_PER_TOKEN * max_tokens + _MARGIN
+    while True:
+        (encoding,) = tokenizer.encode_batch_fast([text[:length]], add_special_tokens=False)
+        if length >= len(text) or len(encoding) > 2 * max_tokens + _MARGIN:
+            return encoding, length >= len(text)
+        length *= 4
 
 
 def json_object(name: str, data: bytes) -> dict[str, Any]:

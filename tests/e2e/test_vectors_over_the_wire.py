@@ -7,11 +7,13 @@ import zlib
 from array import array
 from collections.abc import AsyncIterator, Iterator
 
+import httpx
 import pytest
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.outputs import FinishReason
-from pagewire.pooling import PoolingParams, Task
+from pagewire.pooling import PoolingInfo, PoolingParams, Task
+from pagewire.v1 import inference_pb2
 from pagewire_engine.engine import Engine
 from pagewire_frontend.engine_client.base import EngineClient, EngineRequest, TokenStream
 from pagewire_frontend.engine_client.in_process import InProcessEngineClient
@@ -23,7 +25,9 @@ from tests.fakes.fake_engine import (
     build_fake_engine,
     fake_config,
 )
+from tests.fakes.fake_engine_client import FakeEngineClient
 from tests.fakes.fake_executor import vector_of_crc
+from tests.fakes.frontend import grpc_stub, running_frontend
 from tests.fakes.step_gate import StepGate
 
 Reached = tuple[EngineClient, Engine, StepGate]
@@ -137,3 +141,23 @@ async def test_prompts_go_on_in_the_engine_that_comes_after_one_that_died() -> N
             assert client.model_info.epoch != epoch
         finally:
             await client.close()
+
+
+@pytest.mark.parametrize("leaves", ["http", "grpc"])
+async def test_a_client_that_leaves_aborts_its_prompts(leaves: str) -> None:
+    engine = FakeEngineClient(hang_after=0, tasks=(Task.EMBED, Task.SCORE), pooling=PoolingInfo(4))
+    async with running_frontend(engine) as server:
+        if leaves == "http":
+            url = f"http://127.0.0.1:{server.http_port}/v1/embeddings"
+            async with httpx.AsyncClient(trust_env=False) as http:
+                asked = asyncio.ensure_future(http.post(url, json={"input": ["a", "b", "c"]}))
+                await wait_until_async(lambda: len(engine.requests) == 3, "all have come")
+                asked.cancel()
+                await asyncio.wait([asked])
+        else:
+            async with grpc_stub(server) as stub:
+                call = stub.Embed(inference_pb2.EmbedRequest(texts=["a", "b", "c"]))
+                await wait_until_async(lambda: len(engine.requests) == 3, "all have come")
+                call.cancel()
+        await wait_until_async(lambda: not engine.live, "none is left")
+        assert len(engine.aborted) == 3

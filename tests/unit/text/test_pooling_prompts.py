@@ -71,6 +71,20 @@ def test_what_is_cut_is_what_the_library_would_cut(
     assert ours == list(cut.ids)
 
 
+@pytest.mark.parametrize("text", ["ab c1 é", "a", "", "x" * 150 + " ", "!é"])
+@pytest.mark.parametrize("ending", ["", "b1", "x" * 200])
+def test_of_a_very_long_text_the_same_is_kept(
+    tokenizer: Tokenizer, hub: HubTokenizer, text: str, ending: str
+) -> None:
+    long = text * (20_000 // max(1, len(text))) + " " * 50_000 + ending
+    hub.enable_truncation(8)
+    ours, _ = tokenizer.encode_pair(long, max_tokens=8, truncate=True)
+    assert ours == list(hub.encode(long).ids)
+    if len(tokenizer.encode(long)) > 8:
+        with pytest.raises(TooManyTokensError):
+            tokenizer.encode_pair(long, max_tokens=8)
+
+
 def test_the_file_s_own_limits_play_no_part(tokenizer: Tokenizer) -> None:
     ids, _ = tokenizer.encode_pair("a b c d e f g h i j", max_tokens=100)
     assert len(ids) == 12
@@ -91,7 +105,11 @@ def test_there_must_be_room_for_what_can_not_be_cut(tokenizer: Tokenizer) -> Non
         tokenizer.encode_pair("abc", max_tokens=1, truncate=True)
     with pytest.raises(TooManyTokensError) as caught:
         tokenizer.encode_pair("a b c", max_tokens=4)
-    assert (caught.value.num_tokens, caught.value.limit) == (5, 4)
+    assert (caught.value.count, caught.value.limit) == ("5", 4)
+    with pytest.raises(TooManyTokensError) as caught:
+        tokenizer.encode_pair("a " * 100_000, max_tokens=4)
+    assert caught.value.count.startswith("at least ")
+    assert caught.value.num_tokens < 10_000, "not all of it was looked at"
 
 
 # The path to the engine --------------------------------------------------------------------------
