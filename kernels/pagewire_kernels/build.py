@@ -1,6 +1,6 @@
 """Builds the C++ kernels: `python -m pagewire_kernels.build`.
 
-On x86 there are three levels of instructions, each a library of its own for every processor that
+On x86 there are four levels of instructions, each a library of its own for every processor that
 has them; `--all-levels` builds them all, for an image that runs elsewhere. Which one is loaded is
 decided where it runs. Other processors get what the compiler makes for the one it runs on.
 
@@ -53,28 +53,31 @@ class Level:
 
     Attributes:
         name: part of the library's file name.
-        flag: the compiler's option.
+        flags: the compiler's options.
         features: what /proc/cpuinfo says of a processor that has them.
         processor: what else the result depends on.
     """
 
     name: str
-    flag: str
+    flags: tuple[str, ...]
     features: frozenset[str] = frozenset()
     processor: str = ""
 
 
-# The levels of the x86-64 psABI, best first. Separate libraries, since parts of the C++ library
-# that the compiler puts into each object are merged when linked: with the wrong one's instructions.
+# The levels of the x86-64 psABI, best first, and one with its products of integers. They are
+# separate libraries, since parts of the C++ library that the compiler puts into each object are
+# merged when linked: with the wrong one's instructions.
 _X86_V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
+_X86_V4 = _X86_V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 X86_LEVELS = (
     Level(
-        "x86-64-v4",
-        "-march=x86-64-v4",
-        _X86_V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
+        "x86-64-v4-vnni",
+        ("-march=x86-64-v4", "-mavx512vnni"),
+        _X86_V4 | frozenset(["avx512_vnni"]),
     ),
-    Level("x86-64-v3", "-march=x86-64-v3", _X86_V3),
-    Level("x86-64", "-march=x86-64"),
+    Level("x86-64-v4", ("-march=x86-64-v4",), _X86_V4),
+    Level("x86-64-v3", ("-march=x86-64-v3",), _X86_V3),
+    Level("x86-64", ("-march=x86-64",)),
 )
 
 
@@ -92,7 +95,7 @@ def find_compiler() -> str | None:
 def own_level() -> Level:
     """The best level of this machine's processor."""
     if platform.machine().lower() not in ("x86_64", "amd64") or not _CPU_INFO.exists():
-        return Level("native", "-march=native", processor=_processor())
+        return Level("native", ("-march=native",), processor=_processor())
     features = _features()
     return next(level for level in X86_LEVELS if level.features <= features)
 
@@ -107,7 +110,7 @@ def library_path(level: Level | None = None) -> Path:
     digest = hashlib.sha256()
     for source in sorted(SOURCE_DIR.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    digest.update(" ".join((*_FLAGS, level.flag)).encode())
+    digest.update(" ".join((*_FLAGS, *level.flags)).encode())
     digest.update(level.processor.encode())
     return _cache_dir() / f"cpu-{level.name}-{digest.hexdigest()[:16]}.so"
 
@@ -138,7 +141,7 @@ def build(level: Level | None = None, *, force: bool = False, patiently: bool = 
             + "): install g++ 12 or newer, or set CXX"
         )
     nice = shutil.which("nice") if patiently else None
-    command = [*([nice, "-n", _PATIENCE] if nice else []), compiler, *_FLAGS, level.flag]
+    command = [*([nice, "-n", _PATIENCE] if nice else []), compiler, *_FLAGS, *level.flags]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)

@@ -26,7 +26,7 @@ _SIGNATURES = {
     "pagewire_paged_attention": (
         [ctypes.c_int32] + [_POINTER] * 7 + [_INT] * 9 + [ctypes.c_float, _INT]
     ),
-    "pagewire_write_kv": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 4,
+    "pagewire_write_kv": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 5,
     "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
     "pagewire_pack_weight": [ctypes.c_int32] + [_POINTER] * 2 + [_INT] * 4,
     "pagewire_unpack_rows": [ctypes.c_int32] + [_POINTER] * 4 + [_INT] * 2,
@@ -73,6 +73,7 @@ class CpuAttention(AttentionBackend):
             key.stride(0),
             value.stride(0),
             key.shape[1] * key.shape[2],
+            torch.get_num_threads(),
         )
 
     def paged_attention(

@@ -16,6 +16,7 @@ from pagewire_kernels.cpu_lora import CpuLora
 from pagewire_kernels.cpu_weights import PackedWeight
 from pagewire_kernels.decoder import DecoderLayer, DecoderShape
 from pagewire_kernels.dense import DenseBackend
+from pagewire_kernels.huge_pages import HugePages
 from pagewire_kernels.quantization import Int8Weight
 
 
@@ -35,6 +36,7 @@ class CpuDense(DenseBackend):
             BackendUnavailableError: the kernels were not built.
         """
         self._library = library or load_library()
+        self._memory = HugePages()
 
     def activations(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32
@@ -51,7 +53,9 @@ class CpuDense(DenseBackend):
             )
         outputs, depth = values.shape
         size = self._library.pagewire_panel_size()
-        panels = torch.empty((-(-outputs // size), depth, size), dtype=values.dtype)
+        # int8 goes in pairs of depth.
+        padded = depth + depth % 2 if values.dtype == torch.int8 else depth
+        panels = self._memory.empty((-(-outputs // size), padded, size), values.dtype)
         self._library.pagewire_pack_weight(
             DTYPES[values.dtype],
             values.data_ptr(),

@@ -76,7 +76,7 @@ class EngineConfig(BaseModel):
     quantization: Literal["none", "int8"] = Field(
         default="none",
         description="int8: linears' weights rounded to 8 bits while loading, on CPU: less memory, "
-        "faster decoding.",
+        "faster prefill and decoding; their inputs are rounded to 16 bits.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to run.")
     seed: int = Field(
@@ -94,8 +94,8 @@ class EngineConfig(BaseModel):
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = Field(
         default="auto",
-        description="Numbers in the KV cache; auto: as dtype. On CPU bfloat16, on CUDA fp8 (e4m3) "
-        "holds twice the tokens in the same memory, less exactly.",
+        description="Numbers in the KV cache; auto: as dtype, with quantization int8 bfloat16. On "
+        "CPU bfloat16, on CUDA fp8 (e4m3) holds twice the tokens in the same memory, less exactly.",
     )
     swap_space: ByteSize | None = Field(
         default=None,

@@ -27,7 +27,7 @@ def model_dtype(name: str, description: ModelDescription, device: torch.device) 
 
 
 def cache_dtype(name: str, own: torch.dtype, device: torch.device) -> torch.dtype:
-    """What keys and values are kept in; `own` is what the model computes in.
+    """What keys and values are kept in; `own` is what auto means.
 
     Raises:
         InvalidArgumentError: fp8 where no kernel reads it.

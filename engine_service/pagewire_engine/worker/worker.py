@@ -62,7 +62,7 @@ class Worker:
         self._times = StartupTimes()
         with self._times.phase("device"):
             self._device = find_device(config.device)
-        quantizes(config.quantization, self._device)  # before anything is loaded
+        quantized = quantizes(config.quantization, self._device)  # before anything is loaded
         if self._device.type == "cpu":
             torch.set_num_threads(model_threads(config.num_threads))
         self._description = load_description(files, config)
@@ -72,7 +72,10 @@ class Worker:
             eos_token_ids=self._description.eos_token_ids,
         )
         self._dtype = model_dtype(config.dtype, self._description, self._device)
-        self._cache_dtype = cache_dtype(config.kv_cache_dtype, self._dtype, self._device)
+        own = self._dtype
+        if quantized and own == torch.float32:
+            own = torch.bfloat16  # moves the logits far less than rounded weights do
+        self._cache_dtype = cache_dtype(config.kv_cache_dtype, own, self._device)
         head_dim = head_dim_of(self._description.hf_config)
         with self._times.phase("kernels"):
             self._kernels = Kernels(config.attention_backend, self._device, head_dim)

@@ -130,7 +130,7 @@ void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
   const auto cache_dtype = static_cast<int32_t>(step.cache_dtype);
   pagewire_write_kv(cache_dtype, key, key + s.num_kv_heads * s.head_dim, layer.key_cache,
                     layer.value_cache, step.slots, step.num_tokens, width, width,
-                    s.num_kv_heads * s.head_dim);
+                    s.num_kv_heads * s.head_dim, threads);
   pagewire_paged_attention(cache_dtype, qkv, layer.key_cache, layer.value_cache,
                            buffers.attended.get(), step.query_starts, step.context_lengths,
                            step.block_tables, step.num_sequences, step.num_decodes, width,

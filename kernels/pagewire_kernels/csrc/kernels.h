@@ -15,7 +15,8 @@ void pagewire_paged_attention(int32_t dtype, const float* query, const void* key
 
 void pagewire_write_kv(int32_t dtype, const float* key, const float* value, void* key_cache,
                        void* value_cache, const int64_t* slots, int64_t num_tokens,
-                       int64_t key_stride, int64_t value_stride, int64_t size);
+                       int64_t key_stride, int64_t value_stride, int64_t size,
+                       int64_t num_threads);
 
 // With `accumulate`, the product is added to what `output` holds.
 void pagewire_linear(int32_t dtype, const float* input, const void* panels, const float* scales,

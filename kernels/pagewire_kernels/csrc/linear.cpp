@@ -5,42 +5,26 @@
 // rows; here each output is one chain of fused multiply-adds over k, so that a row gives the same
 // bits alone, in a batch and in a prefill chunk of any length.
 //
-// Weights are fp32, bfloat16, float16, or int8 with a scale an output; inputs, sums and outputs
-// are fp32. Every weight widens to fp32 exactly, and the scale multiplies the finished sum. So it
-// is a question of speed alone where that happens: few tokens wait for memory, and widen in the
-// registers what they read once; many tokens find each panel widened in the first-level cache.
+// Weights are fp32, bfloat16 or float16 (int8: linear_int8.cpp); inputs, sums and outputs are
+// fp32. Every weight widens to fp32 exactly. So it is a question of speed alone where that happens:
+// few tokens wait for memory, and widen in the registers what they read once; many tokens find
+// each panel widened in the first-level cache.
 
-#include <algorithm>
-#include <atomic>
+#include "linear.h"
+
 #include <type_traits>
 #include <vector>
 
 #include "kernels.h"
-#include "vec.h"
 
 namespace pagewire {
 namespace {
 
 constexpr int W = kWidth;
-constexpr int kPanel = 2 * W;                   // outputs (rows of the weight) of a panel
-constexpr int kRows = kWidth == 16 ? 12 : 6;    // tokens whose sums fit the registers
-constexpr int kMostPanels = 4;                  // read side by side for one token
-constexpr int64_t kTokensAtOnce = 96;           // their inputs stay in the second-level cache
-constexpr int64_t kTokensToPack = 64;           // from here on it pays to reorder the inputs too
-constexpr int64_t kPartsToWiden = 3;            // from here on it pays to widen a panel first
-constexpr int64_t kPiecesPerThread = 6;
-constexpr int64_t kAhead = 512;                 // bytes asked for before they are needed
-constexpr int64_t kParallelFlops = 1 << 19;     // below it a second thread costs more than it saves
-
-struct Linear {
-  const float* input;
-  const void* panels;
-  const float* scales;  // an output each, to the end of the last panel; or null
-  const float* bias;    // or null
-  float* output;
-  int64_t num_tokens, outputs, depth, input_stride, output_stride;
-  bool accumulate;  // adds to what the output holds
-};
+constexpr int kRows = kWidth == 16 ? 12 : 6;  // tokens whose sums fit the registers
+constexpr int64_t kTokensToPack = 64;  // from here on it pays to reorder the inputs too
+constexpr int64_t kPartsToWiden = 3;   // from here on it pays to widen a panel first
+constexpr int64_t kAhead = 512;        // bytes asked for before they are needed
 
 // Inputs of ROWS tokens: as they lie in memory, or reordered so that a step over k reads kRows
 // neighbours. The arithmetic is the same.
@@ -52,25 +36,6 @@ struct Inputs {
     return PACKED ? first[k * kRows + row] : first[row * stride + k];
   }
 };
-
-// One token's finished outputs of one panel.
-void finish(const Linear& l, const FloatV<W>* sums, int64_t token, int64_t panel) {
-  const int64_t column = panel * kPanel;
-  const int64_t count = std::min<int64_t>(kPanel, l.outputs - column);
-  alignas(64) float bias[kPanel] = {};
-  if (l.bias) std::copy_n(l.bias + column, count, bias);
-  alignas(64) float tail[kPanel];
-  float* out = l.output + token * l.output_stride + column;
-  float* to = count == kPanel ? out : tail;
-  if (l.accumulate && to == tail) std::copy_n(out, count, tail);
-  for (int v = 0; v < 2; ++v) {
-    const FloatV<W> scale = l.scales ? load<W>(l.scales + column + v * W) : broadcast<W>(1.0f);
-    FloatV<W> sum = sums[v] * scale + load<W>(bias + v * W);
-    if (l.accumulate) sum = load<W>(to + v * W) + sum;
-    store<W>(to + v * W, sum);
-  }
-  if (to == tail) std::copy_n(tail, count, out);
-}
 
 // ROWS tokens by PANELS panels. A multiply-add takes some cycles, and the next of its chain waits
 // for it: few tokens go through several panels together, so that there are chains enough.
@@ -123,14 +88,7 @@ void multiply_rows(const Linear& l, const T* weights, Inputs<PACKED> inputs, int
   }
 }
 
-// Tokens are worked through in near-equal parts of at most kRows.
-struct Parts {
-  int64_t tokens;
-  int64_t count() const { return (tokens + kRows - 1) / kRows; }
-  int64_t begin(int64_t part) const { return tokens * part / count(); }
-};
-
-void pack_inputs(const Linear& l, int64_t start, Parts parts, float* packed) {
+void pack_inputs(const Linear& l, int64_t start, Parts<kRows> parts, float* packed) {
   for (int64_t part = 0; part < parts.count(); ++part) {
     float* out = packed + part * l.depth * kRows;
     for (int64_t token = parts.begin(part); token < parts.begin(part + 1); ++token, ++out) {
@@ -140,16 +98,11 @@ void pack_inputs(const Linear& l, int64_t start, Parts parts, float* packed) {
   }
 }
 
-// Some tokens by some panels.
-struct Piece {
-  int64_t first_token, num_tokens, first_panel, last_panel;
-};
-
 // All tokens of the piece by panels [panel, last_panel), whose weights are given.
 template <typename T>
 void multiply_tokens(const Linear& l, const Piece& piece, const float* packed, const T* weights,
                      int64_t panel, int64_t last_panel) {
-  const Parts parts{piece.num_tokens};
+  const Parts<kRows> parts{piece.num_tokens};
   for (int64_t part = 0; part < parts.count(); ++part) {
     const int64_t token = piece.first_token + parts.begin(part);
     const int64_t rows = parts.begin(part + 1) - parts.begin(part);
@@ -169,7 +122,7 @@ template <typename T>
 void multiply_piece(const Linear& l, const Piece& piece, const float* packed,
                     std::vector<float>& wide) {
   const int64_t size = l.depth * kPanel;
-  const int64_t parts = Parts{piece.num_tokens}.count();
+  const int64_t parts = Parts<kRows>{piece.num_tokens}.count();
   const T* weights = static_cast<const T*>(l.panels);
   const bool widen = !std::is_same_v<T, float> && parts >= kPartsToWiden;
   const int64_t step = parts == 1 ? kMostPanels : 1;
@@ -186,64 +139,34 @@ void multiply_piece(const Linear& l, const Piece& piece, const float* packed,
   }
 }
 
-// The pieces of a product, which threads take one by one: a thread that the machine holds up
-// (the frontend shares the cores) does not hold up the work of the others.
-class Pieces {
- public:
-  Pieces(const Linear& l, int64_t panels, int64_t threads)
-      : linear_(l),
-        panels_(panels),
-        groups_((panels + kMostPanels - 1) / kMostPanels),
-        columns_(std::min(groups_, threads == 1 ? 1 : kPiecesPerThread * threads)),
-        blocks_((l.num_tokens + kTokensAtOnce - 1) / kTokensAtOnce) {}
-
-  template <typename T>
-  void work() {
-    static thread_local std::vector<float> packed, wide;
-    int64_t packed_block = -1;
-    for (int64_t i; (i = next_.fetch_add(1)) < blocks_ * columns_;) {
-      const int64_t block = i / columns_, column = i % columns_;
-      const Piece piece{block * kTokensAtOnce,
-                        std::min(kTokensAtOnce, linear_.num_tokens - block * kTokensAtOnce),
-                        first_panel(column), first_panel(column + 1)};
-      const bool pack = piece.num_tokens >= kTokensToPack;
-      if (pack && packed_block != block) {
-        const Parts parts{piece.num_tokens};
-        packed.resize(parts.count() * linear_.depth * kRows);
-        pack_inputs(linear_, piece.first_token, parts, packed.data());
-        packed_block = block;
-      }
-      multiply_piece<T>(linear_, piece, pack ? packed.data() : nullptr, wide);
+template <typename T>
+void work(const Linear& l, Pieces& pieces) {
+  static thread_local std::vector<float> packed, wide;
+  int64_t packed_token = -1;
+  for (Piece piece; pieces.take(piece);) {
+    const bool pack = piece.num_tokens >= kTokensToPack;
+    if (pack && packed_token != piece.first_token) {
+      const Parts<kRows> parts{piece.num_tokens};
+      packed.resize(parts.count() * l.depth * kRows);
+      pack_inputs(l, piece.first_token, parts, packed.data());
+      packed_token = piece.first_token;
     }
+    multiply_piece<T>(l, piece, pack ? packed.data() : nullptr, wide);
   }
-
- private:
-  int64_t first_panel(int64_t column) const {
-    return std::min(panels_, kMostPanels * (groups_ * column / columns_));
-  }
-
-  const Linear& linear_;
-  int64_t panels_, groups_, columns_, blocks_;
-  std::atomic<int64_t> next_{0};
-};
-
-int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+}
 
 template <typename T>
 void run(const Linear& linear, int64_t num_threads) {
-  const int64_t count = num_panels(linear.outputs);
-  const bool small = 2 * linear.num_tokens * linear.outputs * linear.depth < kParallelFlops;
-  const int threads = static_cast<int>(small ? 1 : std::min(num_threads, count));
-  Pieces pieces(linear, count, threads);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  pieces.work<T>();
+  Pieces pieces(linear, num_threads, kMostPanels);
+#pragma omp parallel num_threads(pieces.threads()) if (pieces.threads() > 1)
+  work<T>(linear, pieces);
 }
 
 // panels[ceil(outputs / kPanel)][depth][kPanel]; what is beyond `outputs` is zero.
 template <typename T>
 void pack(const T* weight, T* panels, int64_t outputs, int64_t depth, int64_t stride,
           int64_t num_threads) {
-  const int64_t count = num_panels(outputs);
+  const int64_t count = (outputs + kPanel - 1) / kPanel;
 #pragma omp parallel for num_threads(static_cast<int>(num_threads))
   for (int64_t panel = 0; panel < count; ++panel) {
     T* out = panels + panel * kPanel * depth;
@@ -256,19 +179,17 @@ void pack(const T* weight, T* panels, int64_t outputs, int64_t depth, int64_t st
 }
 
 template <typename T>
-void unpack(const T* panels, const float* scales, const int64_t* rows, float* output,
-            int64_t num_rows, int64_t depth) {
+void unpack(const T* panels, const int64_t* rows, float* output, int64_t num_rows, int64_t depth) {
   for (int64_t r = 0; r < num_rows; ++r) {
     const T* in = panels + rows[r] / kPanel * kPanel * depth + rows[r] % kPanel;
-    const float scale = scales ? scales[rows[r]] : 1.0f;
-    for (int64_t k = 0; k < depth; ++k) output[r * depth + k] = to_float(in[k * kPanel]) * scale;
+    for (int64_t k = 0; k < depth; ++k) output[r * depth + k] = to_float(in[k * kPanel]);
   }
 }
 
 // Calls `function` with a null pointer of the element type.
 template <typename Function>
-void with_type(int32_t dtype, Function function) {
-  switch (static_cast<DType>(dtype)) {
+void with_type(DType dtype, Function function) {
+  switch (dtype) {
     case DType::kFloat:
       return function(static_cast<float*>(nullptr));
     case DType::kBFloat16:
@@ -276,7 +197,7 @@ void with_type(int32_t dtype, Function function) {
     case DType::kHalf:
       return function(static_cast<half*>(nullptr));
     case DType::kInt8:
-      return function(static_cast<int8_t*>(nullptr));
+      return;  // has kernels of its own
   }
 }
 
@@ -290,17 +211,28 @@ int64_t pagewire_panel_size() { return pagewire::kPanel; }
 
 void pagewire_pack_weight(int32_t dtype, const void* weight, void* panels, int64_t outputs,
                           int64_t depth, int64_t weight_stride, int64_t num_threads) {
-  pagewire::with_type(dtype, [&]<typename T>(T*) {
-    pagewire::pack(static_cast<const T*>(weight), static_cast<T*>(panels), outputs, depth,
-                   weight_stride, num_threads);
+  using namespace pagewire;
+  const auto kind = static_cast<DType>(dtype);
+  if (kind == DType::kInt8) {
+    return pack_int8(static_cast<const int8_t*>(weight), static_cast<int8_t*>(panels), outputs,
+                     depth, weight_stride, num_threads);
+  }
+  with_type(kind, [&]<typename T>(T*) {
+    pack(static_cast<const T*>(weight), static_cast<T*>(panels), outputs, depth, weight_stride,
+         num_threads);
   });
 }
 
 // Rows of the weight as they were before packing, in fp32: an embedding that a head shares.
 void pagewire_unpack_rows(int32_t dtype, const void* panels, const float* scales,
                           const int64_t* rows, float* output, int64_t num_rows, int64_t depth) {
-  pagewire::with_type(dtype, [&]<typename T>(T*) {
-    pagewire::unpack(static_cast<const T*>(panels), scales, rows, output, num_rows, depth);
+  using namespace pagewire;
+  const auto kind = static_cast<DType>(dtype);
+  if (kind == DType::kInt8) {
+    return unpack_int8(static_cast<const int8_t*>(panels), scales, rows, output, num_rows, depth);
+  }
+  with_type(kind, [&]<typename T>(T*) {
+    unpack(static_cast<const T*>(panels), rows, output, num_rows, depth);
   });
 }
 
@@ -308,9 +240,12 @@ void pagewire_linear(int32_t dtype, const float* input, const void* panels, cons
                      const float* bias, float* output, int64_t num_tokens, int64_t outputs,
                      int64_t depth, int64_t input_stride, int64_t output_stride, int32_t accumulate,
                      int64_t num_threads) {
-  const pagewire::Linear linear{input,   panels,       scales,        bias,
-                                output,  num_tokens,   outputs,       depth,
-                                input_stride, output_stride, accumulate != 0};
-  pagewire::with_type(dtype, [&]<typename T>(T*) { pagewire::run<T>(linear, num_threads); });
+  using namespace pagewire;
+  const Linear linear{input,        panels,        scales,         bias,
+                      output,       num_tokens,    outputs,        depth,
+                      input_stride, output_stride, accumulate != 0};
+  const auto kind = static_cast<DType>(dtype);
+  if (kind == DType::kInt8) return multiply_int8(linear, num_threads);
+  with_type(kind, [&]<typename T>(T*) { run<T>(linear, num_threads); });
 }
 }

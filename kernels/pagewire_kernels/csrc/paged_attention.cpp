@@ -13,6 +13,7 @@
 namespace pagewire {
 namespace {
 
+constexpr int64_t kParallelElements = 1 << 16;  // of what is written to a cache
 constexpr int64_t kRowsPerTask = 64;  // prefill: query rows (tokens x sharing heads) of one task
 
 std::vector<Task> plan_tasks(const Layer& layer, int64_t num_sequences, int64_t num_decodes,
@@ -52,7 +53,7 @@ void run(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads
     if (tasks[i].num_tokens) {
       prefill<T, kWidth>(layer, tasks[i]);
     } else {
-      decode<T, W>(layer, tasks[i]);
+      decode<T, W>(layer, tasks[i], i + threads < count ? &tasks[i + threads] : nullptr);
     }
   }
 }
@@ -99,8 +100,11 @@ void pagewire_paged_attention(int32_t dtype, const float* query, const void* key
 // Stores fp32 rows of `size` elements, rounded to the caches' type, at their slots.
 void pagewire_write_kv(int32_t dtype, const float* key, const float* value, void* key_cache,
                        void* value_cache, const int64_t* slots, int64_t num_tokens,
-                       int64_t key_stride, int64_t value_stride, int64_t size) {
+                       int64_t key_stride, int64_t value_stride, int64_t size,
+                       int64_t num_threads) {
+  const bool small = num_tokens * size < pagewire::kParallelElements;
   const auto write = [&]<typename T>(T* keys, T* values) {
+#pragma omp parallel for num_threads(static_cast<int>(num_threads)) if (!small)
     for (int64_t t = 0; t < num_tokens; ++t) {
       for (int64_t i = 0; i < size; ++i) {
         pagewire::store_scalar(keys + slots[t] * size + i, key[t * key_stride + i]);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int W = kWidth;
 // Below it a second thread saves less than waiting for it may cost.
-constexpr int64_t kParallelElements = 1 << 19;
+constexpr int64_t kParallelElements = 1 << 17;
 
 template <typename Row>
 void for_rows(int64_t rows, int64_t size, int64_t num_threads, Row row) {

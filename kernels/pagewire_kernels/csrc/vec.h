@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -34,7 +34,9 @@ struct Vec {
   typedef uint32_t UInt __attribute__((vector_size(W * 4)));
   typedef uint16_t Short __attribute__((vector_size(W * 2)));
   typedef uint16_t ShortAt __attribute__((vector_size(W * 2), aligned(2), may_alias));
-  typedef int8_t ByteAt __attribute__((vector_size(W), aligned(1), may_alias));
+  typedef int8_t BytesAt __attribute__((vector_size(W * 2), aligned(1), may_alias));
+  typedef int16_t Halves __attribute__((vector_size(W * 2)));
+  typedef int16_t Pairs __attribute__((vector_size(W * 4)));
 };
 
 template <int W>
@@ -52,30 +54,24 @@ inline FloatV<W> load(const float* p) {
 
 template <int W>
 inline FloatV<W> load(const bfloat16* p) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return (FloatV<W>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (W == 8) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return (FloatV<W>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+  }
+#endif
   typename Vec<W>::Short bits = *reinterpret_cast<const typename Vec<W>::ShortAt*>(p);
   typename Vec<W>::UInt wide = __builtin_convertvector(bits, typename Vec<W>::UInt) << 16;
   return (FloatV<W>)wide;
 }
 
-template <int W>
-inline FloatV<W> load(const int8_t* p) {
-#if defined(__AVX512F__)
-  if constexpr (W == 16) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return (FloatV<W>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-  }
-#endif
-#if defined(__AVX2__)
-  if constexpr (W == 8) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return (FloatV<W>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-  }
-#endif
-  return __builtin_convertvector(*reinterpret_cast<const typename Vec<W>::ByteAt*>(p), FloatV<W>);
-}
-
 inline float to_float(float x) { return x; }
-inline float to_float(int8_t x) { return x; }
 
 inline float to_float(bfloat16 x) {
   uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
@@ -206,6 +202,68 @@ inline FloatV<W> exp_negative(FloatV<W> x) {
   y = y * r * r + r + 1.0f;
   FloatV<W> power = (FloatV<W>)((whole + 127) << 23);
   return below ? FloatV<W>{} : y * power;
+}
+
+// What follows computes with pairs of 16-bit integers, one in each lane of a vector of int32.
+template <int W>
+using IntV = typename Vec<W>::Int;
+
+// Widens 2 W bytes.
+template <int W>
+inline IntV<W> load_pairs(const int8_t* p) {
+#if defined(__AVX512BW__)
+  if constexpr (W == 16) {
+    return (IntV<W>)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (W == 8) {
+    return (IntV<W>)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+#endif
+  const typename Vec<W>::BytesAt bytes = *reinterpret_cast<const typename Vec<W>::BytesAt*>(p);
+  return (IntV<W>)__builtin_convertvector(bytes, typename Vec<W>::Pairs);
+}
+
+template <int W>
+inline IntV<W> broadcast_pair(const int16_t* p) {
+  int32_t pair;
+  std::memcpy(&pair, p, sizeof(pair));
+  return pair - IntV<W>{};
+}
+
+// sum + a[0] * b[0] + a[1] * b[1] in each lane.
+template <int W>
+inline IntV<W> add_products(IntV<W> sum, IntV<W> a, IntV<W> b) {
+#if defined(__AVX512VNNI__)
+  if constexpr (W == 16) return (IntV<W>)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+  if constexpr (W == 16) return sum + (IntV<W>)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  if constexpr (W == 8) {
+    sum += (IntV<W>)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    // In place: GCC spends a second register on each sum otherwise, and has too few.
+    asm("" : "+x"(sum));
+    return sum;
+  }
+#elif defined(__SSE2__)
+  if constexpr (W == 8) {
+    __m128i left[2], right[2];
+    std::memcpy(left, &a, sizeof(a));
+    std::memcpy(right, &b, sizeof(b));
+    for (int i = 0; i < 2; ++i) left[i] = _mm_madd_epi16(left[i], right[i]);
+    std::memcpy(&a, left, sizeof(a));
+    return sum + a;
+  }
+#endif
+  return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+}
+
+// The lower 16 bits of each lane.
+template <int W>
+inline void store_low_halves(int16_t* p, IntV<W> x) {
+  const typename Vec<W>::Halves halves = __builtin_convertvector(x, typename Vec<W>::Halves);
+  std::memcpy(p, &halves, sizeof(halves));
 }
 
 }  // namespace pagewire

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pagewire_kernels import ops
 from pagewire_kernels.cpu_dense import CpuDense
@@ -29,12 +31,30 @@ def weight_of(kind: str, outputs: int, depth: int) -> torch.Tensor | Int8Weight:
     return quantize_int8(weight) if kind == "int8" else weight.to(getattr(torch, kind))
 
 
+def rounded_inputs(hidden: torch.Tensor) -> torch.Tensor:
+    """What the kernels of int8 weights compute with: [T, depth] in fp64.
+
+    16 bits, and a scale for each token and stretch of at most 512 inputs, of which there are as
+    few as possible and each as long.
+    """
+    pairs = -(-hidden.shape[1] // 2)
+    length = 2 * -(-pairs // -(-pairs // 256))
+    parts, most = [], torch.tensor(32767.0)
+    for part in hidden.split(length, dim=1):
+        largest = part.abs().amax(dim=1, keepdim=True)
+        multiples = (part.double() * (most / largest).double()).round()
+        parts.append(multiples * (largest / most).double())
+    return torch.cat(parts, dim=1)
+
+
 def widened(weight: torch.Tensor | Int8Weight) -> torch.Tensor:
     return weight.dequantized() if isinstance(weight, Int8Weight) else weight.float()
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 6, 7, 13, 32, 96, 97, 200])
-@pytest.mark.parametrize(("outputs", "depth"), [(64, 32), (1, 7), (50, 33), (257, 96), (16, 1)])
+@pytest.mark.parametrize(
+    ("outputs", "depth"), [(64, 32), (1, 7), (50, 33), (257, 96), (16, 1), (20, 1101)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_equals_torch(
@@ -44,17 +64,51 @@ def test_linear_equals_torch(
     bias = random(outputs) if with_bias else None
     got = dense.linear(hidden, dense.pack(weight), bias)
     wide = widened(weight).double()
-    expected = F.linear(hidden.double(), wide, None if bias is None else bias.double())
+    inputs = rounded_inputs(hidden) if kind == "int8" else hidden.double()
+    expected = F.linear(inputs, wide, None if bias is None else bias.double())
     torch.testing.assert_close(got, expected.float(), atol=1e-5 * depth**0.5, rtol=1e-5)
+
+
+@given(
+    tokens=st.integers(1, 9),
+    depth=st.integers(1, 1200),
+    magnitude=st.sampled_from([0.0, 1e-36, 1e-20, 1.0, 1e20]),
+    outlier=st.sampled_from([1.0, 1000.0]),
+    seed=st.integers(0, 1000),
+)
+def test_rounding_inputs_costs_half_a_step_each(
+    tokens: int, depth: int, magnitude: float, outlier: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, depth, generator=generator) * magnitude
+    hidden[:, 0] *= outlier
+    weight = quantize_int8(torch.randn(33, depth, generator=generator))
+    dense = CpuDense()
+    got = dense.linear(hidden, dense.pack(weight)).double()
+    wide = weight.dequantized().double()
+    exact = F.linear(hidden.double(), wide)
+    step = hidden.double().abs().amax(dim=1, keepdim=True) / 32767
+    # What rounding may move, and what sums in fp32 and numbers near zero lose.
+    allowed = step / 2 * wide.abs().sum(dim=1) + hidden.double().abs() @ wide.abs().t() * 1e-6
+    assert ((got - exact).abs() <= allowed * 1.001 + 1e-28).all()
+
+
+@pytest.mark.parametrize("depth", [511, 512, 513, 4096])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_of_int8_do_not_overflow(dense: CpuDense, depth: int, sign: int) -> None:
+    weight = dense.pack(quantize_int8(torch.ones(40, depth)))
+    got = dense.linear(torch.full((7, depth), 3.0 * sign), weight)
+    torch.testing.assert_close(got, torch.full((7, 40), 3.0 * sign * depth))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("depth", [576, 1101])
 def test_linear_gives_a_row_the_same_bits_in_any_batch(
-    dense: CpuDense, threads: int, kind: str
+    dense: CpuDense, threads: int, depth: int, kind: str
 ) -> None:
-    weight, bias = dense.pack(weight_of(kind, 301, 576)), random(301)
-    hidden = random(150, 576)
+    weight, bias = dense.pack(weight_of(kind, 301, depth)), random(301)
+    hidden = random(150, depth)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

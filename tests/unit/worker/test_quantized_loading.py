@@ -88,8 +88,9 @@ def test_the_kernels_compute_what_torch_does(tmp_path: Path, name: str) -> None:
         model, description = load(tmp_path, quantize=True)
         driver = StepDriver(model, description.vocab_size, backend=backend)
         logits.append(driver.greedy(prompts, 6)[1])
-    for ours, reference in zip(*logits, strict=True):
-        torch.testing.assert_close(ours, reference, atol=2e-4, rtol=2e-4)
+    for reference, ours in zip(*logits, strict=True):
+        # The kernels round the inputs of linears to 16 bits.
+        assert (ours - reference).square().mean().sqrt() < 1e-3 * reference.std()
 
 
 @pytest.mark.usefixtures("built")

@@ -176,6 +176,10 @@ def test_a_cache_of_smaller_numbers_holds_more_blocks(tiny_llama: Path) -> None:
     assert (info.num_blocks, info.num_cpu_blocks, info.dtype) == (80, 80, "float32")
     info = _worker(tiny_llama, kv_cache_dtype="float32", dtype="bfloat16", **settings).info()
     assert (info.num_blocks, info.num_cpu_blocks, info.dtype) == (40, 40, "bfloat16")
+    # Beside weights of 8 bits 16 are enough, unless more are asked for.
+    for asked, blocks in [("auto", 80), ("float32", 40)]:
+        worker = _worker(tiny_llama, kv_cache_dtype=asked, quantization="int8", **settings)
+        assert worker.info().num_blocks == blocks
 
 
 def test_a_cache_of_fp8_needs_a_gpu(tiny_llama: Path) -> None:

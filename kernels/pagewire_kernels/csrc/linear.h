@@ -1,0 +1,113 @@
+// What linears of every kind of weight share: the layout of their panels, how a product is cut into
+// pieces for threads, and what becomes of a finished sum.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "vec.h"
+
+namespace pagewire {
+
+constexpr int kPanel = 2 * kWidth;     // outputs (rows of the weight) of a panel
+constexpr int kMostPanels = 4;         // read side by side for few tokens
+constexpr int64_t kTokensAtOnce = 96;  // their inputs stay in the second-level cache
+
+struct Linear {
+  const float* input;
+  const void* panels;
+  const float* scales;  // an output each, to the end of the last panel; or null
+  const float* bias;    // or null
+  float* output;
+  int64_t num_tokens, outputs, depth, input_stride, output_stride;
+  bool accumulate;  // adds to what the output holds
+
+  int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
+};
+
+// One token's finished outputs of one panel.
+inline void finish(const Linear& l, const FloatV<kWidth>* sums, int64_t token, int64_t panel) {
+  const int64_t column = panel * kPanel;
+  const int64_t count = std::min<int64_t>(kPanel, l.outputs - column);
+  float* out = l.output + token * l.output_stride + column;
+  alignas(64) float bias_tail[kPanel] = {}, out_tail[kPanel];
+  const float* bias = l.bias ? l.bias + column : bias_tail;
+  float* to = out;
+  if (count < kPanel) {
+    if (l.bias) std::copy_n(bias, count, bias_tail);
+    if (l.accumulate) std::copy_n(out, count, out_tail);
+    bias = bias_tail;
+    to = out_tail;
+  }
+  for (int v = 0; v < 2; ++v) {
+    const int at = v * kWidth;
+    const auto scale = l.scales ? load<kWidth>(l.scales + column + at) : broadcast<kWidth>(1.0f);
+    FloatV<kWidth> sum = sums[v] * scale + load<kWidth>(bias + at);
+    if (l.accumulate) sum = load<kWidth>(to + at) + sum;
+    store<kWidth>(to + at, sum);
+  }
+  if (to == out_tail) std::copy_n(out_tail, count, out);
+}
+
+// Tokens are worked through in near-equal parts of at most ROWS.
+template <int ROWS>
+struct Parts {
+  int64_t tokens;
+  int64_t count() const { return (tokens + ROWS - 1) / ROWS; }
+  int64_t begin(int64_t part) const { return tokens * part / count(); }
+};
+
+// Some tokens by some panels.
+struct Piece {
+  int64_t first_token, num_tokens, first_panel, last_panel;
+};
+
+// The pieces of a product, which threads take one by one: a thread that the machine holds up
+// (the frontend shares the cores) does not hold up the work of the others.
+class Pieces {
+ public:
+  // Panels are given out by `panels_together` or more.
+  Pieces(const Linear& l, int64_t num_threads, int64_t panels_together)
+      : tokens_(l.num_tokens),
+        panels_(l.num_panels()),
+        together_(panels_together),
+        groups_((panels_ + together_ - 1) / together_),
+        threads_(2 * l.num_tokens * l.outputs * l.depth < kParallelFlops
+                     ? 1
+                     : std::min(num_threads, panels_)),
+        columns_(std::min(groups_, threads_ == 1 ? 1 : kPiecesPerThread * threads_)),
+        blocks_((l.num_tokens + kTokensAtOnce - 1) / kTokensAtOnce) {}
+
+  int threads() const { return static_cast<int>(threads_); }
+
+  // The next one; false where none is left.
+  bool take(Piece& piece) {
+    const int64_t i = next_.fetch_add(1);
+    if (i >= blocks_ * columns_) return false;
+    const int64_t first_token = i / columns_ * kTokensAtOnce, column = i % columns_;
+    piece = {first_token, std::min(kTokensAtOnce, tokens_ - first_token), first_panel(column),
+             first_panel(column + 1)};
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kPiecesPerThread = 10;
+  // Below it a second thread costs more than it saves.
+  static constexpr int64_t kParallelFlops = 1 << 19;
+
+  int64_t first_panel(int64_t column) const {
+    return std::min(panels_, together_ * (groups_ * column / columns_));
+  }
+
+  int64_t tokens_, panels_, together_, groups_, threads_, columns_, blocks_;
+  std::atomic<int64_t> next_{0};
+};
+
+// The kernels of int8 weights (linear_int8.cpp).
+void pack_int8(const int8_t* weight, int8_t* panels, int64_t outputs, int64_t depth,
+               int64_t stride, int64_t num_threads);
+void unpack_int8(const int8_t* panels, const float* scales, const int64_t* rows, float* output,
+                 int64_t num_rows, int64_t depth);
+void multiply_int8(const Linear& linear, int64_t num_threads);
+
+}  // namespace pagewire
