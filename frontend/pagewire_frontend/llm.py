@@ -76,8 +76,8 @@ __all__ = [
 Prompt = str | Mapping[str, Any]
 Messages = list[dict[str, Any]]
 
-# Enough to keep any engine's batch full, and few enough for its waiting queue.
-_MOST_IN_FLIGHT = 512
+# Enough to keep most engines' batches full, and few enough for their waiting queues.
+_USUAL_IN_FLIGHT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LLM:
         # Imported here: it brings the engine and torch along.
         from pagewire_frontend.engine_client.in_process import InProcessEngineClient
 
-        self._open(InProcessEngineClient(config), chat_template)
+        self._open(InProcessEngineClient(config), chat_template, _most_in_flight(config))
 
     @classmethod
     def from_client(cls, client: EngineClient, *, chat_template: str | None = None) -> LLM:
@@ -130,7 +130,13 @@ class LLM:
         llm._open(client, chat_template)
         return llm
 
-    def _open(self, client: EngineClient, chat_template: str | None) -> None:
+    def _open(
+        self,
+        client: EngineClient,
+        chat_template: str | None,
+        most_in_flight: int = _USUAL_IN_FLIGHT,
+    ) -> None:
+        self._most_in_flight = most_in_flight
         settings = GenerationSettings(allow_request_chat_template=True, chat_template=chat_template)
         self._loop = BackgroundLoop("pagewire-llm")
         # Runs when this object goes, and at the interpreter's exit.
@@ -451,7 +457,8 @@ class LLM:
         self, requests: list[GenerationRequest], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
         self._check_open()
-        return self._loop.run(_run_all(self._generation, requests, params, use_tqdm))
+        work = _run_all(self._generation, requests, params, self._most_in_flight, use_tqdm)
+        return self._loop.run(work)
 
 
 async def _started(client: EngineClient, settings: GenerationSettings) -> Generation:
@@ -483,9 +490,10 @@ async def _run_all(
     generation: Generation,
     requests: list[GenerationRequest],
     params: list[SamplingParams],
+    most_in_flight: int,
     use_tqdm: bool,
 ) -> list[RequestOutput]:
-    """Checks everything, then runs it, a bounded number at a time."""
+    """Checks everything, then runs it, so many at a time."""
     jobs: list[_Job] = []
     for n, (request, one) in enumerate(zip(requests, params, strict=True)):
         with _naming(f"prompt {n}"):
@@ -506,7 +514,7 @@ async def _run_all(
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(_MOST_IN_FLIGHT, len(jobs))):
+                for _ in range(min(most_in_flight, len(jobs))):
                     group.create_task(work())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -574,6 +582,12 @@ def _naming(what: str) -> Iterator[None]:
     except PagewireError as error:
         error.message = f"{what}: {error.message}"
         raise
+
+
+def _most_in_flight(config: EngineConfig) -> int:
+    """Twice what the engine computes at a time, or more: its batch is full, and others wait. No
+    more than it lets wait: here is nobody who could come again later."""
+    return min(max(_USUAL_IN_FLIGHT, 2 * config.max_num_seqs), config.max_waiting_requests)
 
 
 def _engine_config(model: str, settings: dict[str, Any]) -> EngineConfig:
