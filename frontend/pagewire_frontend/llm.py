@@ -22,6 +22,7 @@ from pagewire.lora import LoRARequest
 from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
+from pagewire_frontend.answer_format import AnswerFormat
 from pagewire_frontend.background_loop import BackgroundLoop
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.engine_client.base import EngineClient
@@ -53,6 +54,7 @@ from pagewire_frontend.llm_pooling import (
 )
 from pagewire_frontend.pooling import PooledPrompt
 from pagewire_frontend.tokenizer import Tokenizer
+from pagewire_frontend.tool_choice import ToolUse, tool_use
 
 __all__ = [
     "LLM",
@@ -89,6 +91,7 @@ class _Job:
     params: SamplingParams
     priority: int
     model: str
+    answer: AnswerFormat | None = None
 
 
 class LLM:
@@ -225,6 +228,10 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        reasoning_effort: str | None = None,
+        parse_answer: bool = False,
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of several.
 
@@ -239,6 +246,12 @@ class LLM:
             continue_final_message: go on with the last message.
             chat_template_kwargs: more variables for the template.
             tools: definitions for the template, OpenAI-shaped.
+            tool_choice: "none", "auto", "required" or a named function, as over HTTP; needs
+                `parse_answer`.
+            parallel_tool_calls: False: one call at most; needs `parse_answer`.
+            reasoning_effort: for templates that read it; "none" asks for no reasoning.
+            parse_answer: take the answer apart: an output's `text` is then what is neither
+                reasoning nor a call. Otherwise it is all that the model wrote.
 
         Returns:
             One output a conversation, in order; its `prompt` is the rendered text.
@@ -250,6 +263,13 @@ class LLM:
         conversations = _conversations(messages)
         params = self._params_for(sampling_params, len(conversations))
         generation = self._loaded(lora_request)
+        for name, given in (
+            ("tool_choice", tool_choice),
+            ("parallel_tool_calls", parallel_tool_calls),
+        ):
+            if given is not None and not parse_answer:
+                raise InvalidArgumentError(name, "needs parse_answer=True")
+        use = tool_use(tools, tool_choice, parallel_tool_calls) if parse_answer else ToolUse()
         requests = []
         for n, conversation in enumerate(conversations):
             with _naming(f"conversation {n}"):
@@ -260,12 +280,19 @@ class LLM:
                     chat_template_kwargs=chat_template_kwargs,
                     add_generation_prompt=add_generation_prompt,
                     continue_final_message=continue_final_message,
+                    reasoning_effort=reasoning_effort,
                 )
+                answer = None
+                if parse_answer:
+                    answer = generation.answer_format(
+                        rendered, use, constrained=params[n].structured_output is not None
+                    )
             requests.append(
                 GenerationRequest(
                     prompt=rendered.prompt,
                     prompt_token_ids=rendered.token_ids,
                     model=generation.model_name,
+                    answer=answer,
                 )
             )
         return self._run(_prioritised(requests, priority), params, use_tqdm)
@@ -499,8 +526,12 @@ async def _run_all(
         with _naming(f"prompt {n}"):
             path = generation.for_model(request.model)
             token_ids = await path.tokenize_prompt(request)
-            limited = path.resolve(one, len(token_ids), request.default_max_tokens)
-            jobs.append(_Job(request.prompt, token_ids, limited, request.priority, path.model_name))
+            answer = request.answer
+            num_tokens = len(token_ids) + (0 if answer is None else len(answer.prompt_end))
+            limited = path.resolve(one, num_tokens, request.default_max_tokens)
+            jobs.append(
+                _Job(request.prompt, token_ids, limited, request.priority, path.model_name, answer)
+            )
     outputs: list[RequestOutput | None] = [None] * len(jobs)
     call = secrets.token_hex(4)
     # Those that the bound keeps out of the engine wait in its order.
@@ -528,6 +559,7 @@ async def _run_one(generation: Generation, job: _Job, request_id: str) -> Reques
         prompt_token_ids=job.token_ids,
         sampling_params=job.params,
         priority=job.priority,
+        answer=job.answer,
         # To wake a task for each token of each prompt would cost more than a small model's step.
         whole=True,
     )

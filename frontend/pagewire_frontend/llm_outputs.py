@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagewire.outputs import PositionLogprobs
+from pagewire_frontend.answers import ToolCall
 from pagewire_frontend.finished import FinishedGeneration, FinishedSequence
 from pagewire_frontend.logprobs import token_with_text
 from pagewire_frontend.tokenizer import Tokenizer
@@ -31,8 +32,10 @@ class CompletionOutput:
             `best_of` compared them.
         logprobs: for each token, the log probabilities by token id: the token's and the likeliest
             alternatives'. None unless asked for.
-        finish_reason: "stop", "length" or "abort".
+        finish_reason: "stop", "length", "tool_calls" or "abort".
         stop_reason: the stop string or the stop token id that ended it, if one did.
+        reasoning: what the model thought before, of a chat whose answer was taken apart.
+        tool_calls: the calls that it made, likewise.
     """
 
     index: int
@@ -42,6 +45,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str
     stop_reason: str | int | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +213,8 @@ def _completion(
         else None,
         finish_reason=reason.name.lower() if reason is not None else "abort",
         stop_reason=sequence.stop_reason,
+        reasoning=sequence.reasoning,
+        tool_calls=tuple(sequence.tool_calls),
     )
 
 

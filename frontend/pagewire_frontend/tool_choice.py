@@ -158,6 +158,7 @@ def _by_word(use: ToolUse, word: str) -> ToolUse:
 
 def _checked_tools(tools: Sequence[Any]) -> tuple[ToolDefinition, ...]:
     check_count("tools", tools, MAX_TOOLS)
+    names: set[str] = set()
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if not isinstance(tool, Mapping) or tool.get("type") != "function":
@@ -171,6 +172,9 @@ def _checked_tools(tools: Sequence[Any]) -> tuple[ToolDefinition, ...]:
                 f"{where}.function.name",
                 "must be 1 to 128 letters, digits or any of _ - . : /",
             )
+        if name in names:
+            raise InvalidArgumentError(f"{where}.function.name", f"{name!r} names two tools")
+        names.add(name)
         if not isinstance(function.get("description"), str | None):
             raise InvalidArgumentError(f"{where}.function.description", "must be a string")
         if not isinstance(function.get("parameters"), Mapping | None):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import orjson
 from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
@@ -162,7 +163,7 @@ def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]
         function: dict[str, Any] = {
             "name": tool.name,
             "description": tool.description,
-            "parameters": _plain(f"tools[{index}].parameters", tool.parameters),
+            "parameters": _parameters(f"tools[{index}]", tool),
         }
         if tool.strict:
             function["strict"] = True
@@ -184,6 +185,20 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
     if choice.mode not in _CHOICES:
         raise InvalidArgumentError("tool_choice.mode", f"{choice.mode} is none of its values")
     return tool_use(tools, _CHOICES[choice.mode], parallel)
+
+
+def _parameters(where: str, tool: inference_pb2.Tool) -> dict[str, Any]:
+    if tool.WhichOneof("schema") != "parameters_json":
+        return _plain(f"{where}.parameters", tool.parameters)
+    try:
+        schema = orjson.loads(tool.parameters_json)
+    except orjson.JSONDecodeError as error:
+        raise InvalidArgumentError(
+            f"{where}.parameters_json", f"is not valid JSON: {error}"
+        ) from None
+    if not isinstance(schema, dict):
+        raise InvalidArgumentError(f"{where}.parameters_json", "must be a JSON object")
+    return schema
 
 
 def _plain(path: str, struct: Struct) -> dict[str, Any]:

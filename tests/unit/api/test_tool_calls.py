@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -10,11 +11,13 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 from tokenizers import AddedToken
 
+from pagewire.errors import InvalidArgumentError
 from pagewire.outputs import FinishReason
 from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.grpc_api.requests import tool_definitions
 from pagewire_frontend.tool_choice import tool_use
 from tests.fakes.fake_engine_client import (
     IM_END,
@@ -231,6 +234,27 @@ def grpc_tools() -> list[inference_pb2.Tool]:
         inference_pb2.Tool(name="get_weather", parameters=schema),
         inference_pb2.Tool(name="now"),
     ]
+
+
+async def test_a_schema_as_text_keeps_the_order_of_its_properties() -> None:
+    names = ["zulu", "alpha", "mike", "bravo"]
+    schema = json.dumps({"type": "object", "properties": {name: {} for name in names}})
+    tools = tool_definitions([inference_pb2.Tool(name="now", parameters_json=schema)])
+    assert tools is not None
+    assert list(tools[0]["function"]["parameters"]["properties"]) == names
+    for wrong in ("{", "[]", "7"):
+        with pytest.raises(InvalidArgumentError, match=r"tools\[0\].parameters_json"):
+            tool_definitions([inference_pb2.Tool(name="now", parameters_json=wrong)])
+
+
+async def test_two_tools_of_one_name_are_refused() -> None:
+    async with http_client(await make_serving(client())) as http:
+        response = await http.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "x"}], "tools": [TOOLS[0], *TOOLS]},
+        )
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[1].function.name"
 
 
 async def test_grpc_answers_the_same_streamed_and_whole() -> None:

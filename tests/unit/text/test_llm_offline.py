@@ -17,7 +17,7 @@ import pytest
 
 from pagewire import LLM, SamplingParams, load_chat_template
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
-from pagewire.outputs import RequestTimes
+from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
 from pagewire_frontend.engine_client.in_process import InProcessEngineClient
 from pagewire_frontend.engine_client.mailbox import Mailbox
@@ -356,3 +356,55 @@ def test_priority_is_passed_on_for_all_prompts_or_one_for_each(fake: ReplayingCl
         for wrong, match in (([1], "1 priorities for 2 prompts"), ([1, 2**31], "32 bits")):
             with pytest.raises(InvalidArgumentError, match=match):
                 llm.generate(["a", "b"], priority=wrong, use_tqdm=False)
+
+
+CALLS = (
+    "<think>\nLook it up.\n</think>\n\nOne moment.\n"
+    '<tool_call>\n{"name": "now", "arguments": {"zone": "UTC"}}\n</tool_call>'
+)
+NOW: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "now", "parameters": {"type": "object"}},
+}
+
+
+@pytest.fixture
+def calling_llm() -> Iterator[LLM]:
+    files = small_tokenizers.byte_level_files(
+        "{# <tool_call> </think> #}{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    )
+    replying = ReplayingClient(
+        files,
+        lambda request: turns_of(
+            # The token that ends an answer is not shown.
+            [*TOKENIZER.encode(CALLS), 0],
+            [7, 100, 1000],
+            finish_reason=FinishReason.STOP,
+        ),
+        vocab_size=TOKENIZER.vocab_size,
+        max_model_len=1024,
+    )
+    with LLM.from_client(replying) as llm:
+        yield llm
+
+
+def test_an_answer_is_taken_apart_where_it_is_asked_for(calling_llm: LLM) -> None:
+    hello = [{"role": "user", "content": "Time?"}]
+    (whole,) = calling_llm.chat(hello, tools=[NOW], use_tqdm=False)
+    assert whole.outputs[0].text == CALLS
+    assert (whole.outputs[0].reasoning, whole.outputs[0].tool_calls) == ("", ())
+    (parsed,) = calling_llm.chat(hello, tools=[NOW], parse_answer=True, use_tqdm=False)
+    output = parsed.outputs[0]
+    assert (output.reasoning, output.text) == ("Look it up.", "One moment.")
+    (call,) = output.tool_calls
+    assert (call.name, call.arguments) == ("now", '{"zone": "UTC"}')
+    assert output.finish_reason == "tool_calls"
+    assert output.token_ids == whole.outputs[0].token_ids
+
+
+def test_a_choice_of_tools_needs_an_answer_that_is_taken_apart(calling_llm: LLM) -> None:
+    hello = [{"role": "user", "content": "Time?"}]
+    with pytest.raises(InvalidArgumentError, match="parse_answer=True"):
+        calling_llm.chat(hello, tools=[NOW], tool_choice="required", use_tqdm=False)
+    with pytest.raises(InvalidArgumentError, match="two tools"):
+        calling_llm.chat(hello, tools=[NOW, NOW], parse_answer=True, use_tqdm=False)
