@@ -14,6 +14,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_engine.gguf_metadata import read_gguf_head
 from pagewire_engine.json_files import read_json_object
 from pagewire_engine.model_hub import download_model
+from pagewire_engine.models.bert_config import usual_bert_config
 from pagewire_engine.models.errors import (
     ModelFileError,
     ModelNotFoundError,
@@ -67,7 +68,8 @@ class ModelDescription:
     """What the engine must know of a model before it is loaded.
 
     Attributes:
-        hf_config: transformers' config object, or a LlamaConfig or GGUFConfig with the same fields.
+        hf_config: transformers' config object, or a LlamaConfig, BertConfig or GGUFConfig with
+            the same fields.
         architecture: Hugging Face's class name, such as LlamaForCausalLM.
         eos_token_ids: ids that end a sequence.
         default_sampling_params: SamplingParams() with the model's own recommendations.
@@ -267,8 +269,8 @@ def _read_gguf(path: Path) -> tuple[str, Any, tuple[int, ...]]:
 
 
 def _hf_config(architecture: str, fields: dict[str, Any], source: str) -> Any:
-    """The config of a usual Llama-like model, or else the transformers config object, with its
-    defaults and its checks.
+    """The config of a usual Llama-like model or BERT, or else the transformers config object, with
+    its defaults and its checks.
 
     Raises:
         ModelFileError: transformers refuses the values.
@@ -276,6 +278,8 @@ def _hf_config(architecture: str, fields: dict[str, Any], source: str) -> Any:
     model_type = ARCHITECTURES[architecture][0]
     if model_type in LLAMA_TYPES and (usual := usual_config(model_type, fields)) is not None:
         return usual
+    if model_type == "bert" and (usual_bert := usual_bert_config(fields)) is not None:
+        return usual_bert
     from transformers import AutoConfig
 
     rest = {name: value for name, value in fields.items() if name not in ("model_type", "auto_map")}

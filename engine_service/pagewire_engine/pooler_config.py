@@ -98,9 +98,10 @@ def pooler_config(
         raise InvalidArgumentError(
             "enable_lora", "adapters are for models that generate, and this one pools; leave it out"
         )
+    fields = {} if folder is None else read_json_object(folder / "config.json", required=False)
     if architecture in CLASSIFIERS:
         _refuse_settings(config, f"is for embeddings, and {architecture} classifies; leave it out")
-        return _classifier(hf_config, architecture)
+        return _classifier(hf_config, fields, architecture)
     steps = _read_modules(folder) if folder is not None and has_modules else _Modules()
     pooling_type = config.pooling_type or steps.pooling_type(is_encoder)
     if pooling_type == "cls" and not is_encoder:
@@ -121,8 +122,8 @@ def pooler_config(
         longest=steps.longest,
         info=PoolingInfo(
             int(hf_config.hidden_size),
-            dimensions=_matryoshka_dimensions(hf_config),
-            any_dimensions=bool(getattr(hf_config, "is_matryoshka", False)),
+            dimensions=_matryoshka_dimensions(fields, int(hf_config.hidden_size)),
+            any_dimensions=bool(fields.get("is_matryoshka")),
         ),
     )
 
@@ -133,13 +134,12 @@ def _refuse_settings(config: EngineConfig, why: str) -> None:
             raise InvalidArgumentError(name, why)
 
 
-def _matryoshka_dimensions(hf_config: Any) -> tuple[int, ...]:
-    given = getattr(hf_config, "matryoshka_dimensions", None) or ()
-    size = int(hf_config.hidden_size)
+def _matryoshka_dimensions(fields: dict[str, Any], size: int) -> tuple[int, ...]:
+    given = fields.get("matryoshka_dimensions") or ()
     return tuple(sorted(int(one) for one in given if 1 <= int(one) < size))
 
 
-def _classifier(hf_config: Any, architecture: str) -> PoolerConfig:
+def _classifier(hf_config: Any, fields: dict[str, Any], architecture: str) -> PoolerConfig:
     names = hf_config.id2label
     labels = tuple(str(names[index]) for index in sorted(names))
     several = getattr(hf_config, "problem_type", None) == "multi_label_classification"
@@ -148,19 +148,19 @@ def _classifier(hf_config: Any, architecture: str) -> PoolerConfig:
         pooling_type="cls",
         normalize=False,
         activation="sigmoid" if several or len(labels) == 1 else "softmax",
-        default_activation=_applies_activation(hf_config, architecture),
+        default_activation=_applies_activation(fields, architecture),
         is_encoder=True,
         longest=None,
         info=PoolingInfo(len(labels), labels=labels),
     )
 
 
-def _applies_activation(hf_config: Any, architecture: str) -> bool:
+def _applies_activation(fields: dict[str, Any], architecture: str) -> bool:
     """Cross-encoders of sentence-transformers name a function, and regression has none."""
-    named = (getattr(hf_config, "sentence_transformers", None) or {}).get("activation_fn")
-    named = named or getattr(hf_config, "sbert_ce_default_activation_function", None)
+    named = (fields.get("sentence_transformers") or {}).get("activation_fn")
+    named = named or fields.get("sbert_ce_default_activation_function")
     if named is None:
-        return getattr(hf_config, "problem_type", None) != "regression"
+        return fields.get("problem_type") != "regression"
     kind = str(named).rpartition(".")[2]
     if kind not in ("Identity", "Sigmoid"):
         raise UnsupportedModelError(

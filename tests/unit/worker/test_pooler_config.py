@@ -132,8 +132,10 @@ def test_settings_that_do_not_fit_the_model_are_refused(
 
 def test_dimensions_are_those_that_the_config_declares(tmp_path: Path) -> None:
     assert pooler(tmp_path, _BERT | {"is_matryoshka": True}).info.any_dimensions
-    listed = pooler(tmp_path, _BERT | {"matryoshka_dimensions": [32, 8, 48, 999]}).info
-    assert (listed.size, listed.dimensions) == (48, (8, 32))
+    listed = {"matryoshka_dimensions": [32, 8, 48, 999]}
+    for fields in (_BERT, _LLAMA):
+        info = pooler(tmp_path, fields | listed, runner="pooling").info
+        assert (info.size, info.dimensions) == (48, (8, 32))
 
 
 @pytest.mark.parametrize(
