@@ -92,6 +92,13 @@ def test_an_answer_is_drawn_as_markdown_and_nothing_in_it_runs(chat: Page) -> No
     take_pictures(chat, "chat")
 
 
+def test_whatever_a_model_writes_becomes_harmless_nodes_in_a_moment(chat: Page) -> None:
+    # Quadratic time would take minutes.
+    begun = time.monotonic()
+    assert chat.evaluate((Path(__file__).parent / "hostile_markdown.js").read_text()) == []
+    assert time.monotonic() - begun < 100
+
+
 def test_reasoning_is_folded_apart_from_the_answer(chat: Page, frontend: FakeInference) -> None:
     send(chat, "think then speak")
     expect(answer(chat).locator(".pw-markdown").last).to_have_text("then speak")

@@ -150,7 +150,7 @@ def test_a_template_is_used_for_a_chat(editor: Page, engine: FakeEngineClient) -
     send(editor, "hi")
     expect(editor.locator(".bot.message")).to_have_count(2)
     expect(answer(editor)).to_contain_text("Hello, world!")
-    assert prompt_of(engine).startswith("<|im_start|>user\nhi")
+    assert prompt_of(engine).endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_text_is_shown_as_tokens_with_their_ids(opened: Page) -> None:

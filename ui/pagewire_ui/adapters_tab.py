@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
@@ -14,6 +13,7 @@ from pagewire.v1 import engine_pb2
 from pagewire_ui.adapters_client import AdapterError, AdaptersClient
 from pagewire_ui.adapters_view import draw, size
 from pagewire_ui.chat_client import ChatClient
+from pagewire_ui.notes import problem, said
 from pagewire_ui.settings_panel import SettingsPanel, model_choices
 
 LABEL = "Adapters"
@@ -117,7 +117,7 @@ class AdaptersTab:
     ) -> AsyncIterator[_Update]:
         name, path = (name or "").strip(), (path or "").strip()
         if not name or not path:
-            yield _problem("Give the adapter a name and a folder."), *await self._look()
+            yield problem("Give the adapter a name and a folder."), *await self._look()
             return
         request = engine_pb2.LoadAdapterRequest(
             name=name, path=path, base_model_name=(base or "").strip(), in_place=in_place
@@ -135,7 +135,7 @@ class AdaptersTab:
         self, name: str | None, mode: str, patience_s: float
     ) -> AsyncIterator[_Update]:
         if not name:
-            yield _problem("Choose the adapter to unload."), *await self._look()
+            yield problem("Choose the adapter to unload."), *await self._look()
             return
         modes = engine_pb2.UnloadAdapterRequest
         request = engine_pb2.UnloadAdapterRequest(
@@ -161,19 +161,10 @@ class AdaptersTab:
         task, begun = asyncio.create_task(work), time.monotonic()
         while not task.done():
             seconds = time.monotonic() - begun
-            yield _said(f"{doing} … {seconds:.0f} s", busy=True), *await self._look()
+            yield said(f"{doing} … {seconds:.0f} s", busy=True), *await self._look()
             await asyncio.wait({task}, timeout=_PROGRESS_S)
         try:
-            told = _said(task.result())
+            told = said(task.result())
         except AdapterError as error:
-            told = _problem(str(error))
+            told = problem(str(error))
         yield told, *await self._look()
-
-
-def _said(text: str, *, busy: bool = False) -> str:
-    bar = '<progress aria-label="under way"></progress>' if busy else ""
-    return f'<p class="pw-hint" role="status">{html.escape(text)}{bar}</p>'
-
-
-def _problem(text: str) -> str:
-    return f'<div class="problem" role="alert">{html.escape(text)}</div>'

@@ -47,8 +47,13 @@ class SettingsPanel:
     def __init__(self) -> None:
         preset = PRESETS[DEFAULT_PRESET]
         with gr.Accordion("Settings", open=True, elem_id="settings"):
+            # Custom: an adapter that was unloaded meanwhile is the server's to refuse, in words.
             self.model = gr.Dropdown(
-                choices=[("base model", "")], value="", label="Model", elem_id="model"
+                choices=[("base model", "")],
+                value="",
+                label="Model",
+                allow_custom_value=True,
+                elem_id="model",
             )
             system_prompt = gr.Textbox(
                 label="System prompt",

@@ -10,6 +10,7 @@ import gradio as gr
 from pagewire_ui import template_library as library
 from pagewire_ui.assets import imported, scripted
 from pagewire_ui.chat_tab import turns_of
+from pagewire_ui.notes import problem, said
 from pagewire_ui.settings_panel import SettingsPanel
 from pagewire_ui.text_client import Fault, OwnTemplates, TextClient, Token
 from pagewire_ui.token_values import drawing
@@ -68,7 +69,7 @@ class TemplatesTab:
                     elem_id="template-editor",
                     buttons=["copy"],
                 )
-                problem = gr.HTML("", elem_id="template-problem")
+                fault = gr.HTML("", elem_id="template-problem")
                 with gr.Row():
                     use = gr.Button(
                         "Use for this chat", size="sm", variant="primary", elem_id="use-template"
@@ -110,7 +111,7 @@ class TemplatesTab:
             self._chosen, [chosen, panel.model, saved], [editor, name], queue=False, **private
         )
         inputs = [editor, panel.model, sample, panel.components[1], turns]
-        drawn = [preview, count, problem, difference, argument]
+        drawn = [preview, count, fault, difference, argument]
         with_turns = imported(
             "chat",
             "[source, model, sample, system, script.currentTurns()]",
@@ -163,7 +164,7 @@ class TemplatesTab:
             return gr.skip(), gr.skip(), gr.skip()
         own = await self._own(model)
         if isinstance(own, Fault):
-            return gr.skip(), gr.skip(), _problem(own.text)
+            return gr.skip(), gr.skip(), problem(own.text)
         choices = library.named(own.sources, library.checked(saved))
         first = next(iter(choices))
         hint = "" if own.others_allowed else f'<p class="pw-hint" role="note">{_ALLOW}</p>'
@@ -188,14 +189,14 @@ class TemplatesTab:
     ) -> tuple[Any, str, str, Any, str]:
         own = await self._own(model)
         if isinstance(own, Fault):
-            return None, "", _problem(own.text), gr.skip(), ""
+            return None, "", problem(own.text), gr.skip(), ""
         source = source or ""
         names = [name for name, text in own.sources.items() if text == source]
         argument = names[0] if names else source
         default = own.sources.get("default", "")
         difference = library.difference(default, source)
         if not source.strip():
-            return None, "", _problem("The template is empty."), difference, ""
+            return None, "", problem("The template is empty."), difference, ""
         tokens = await self._client.prompt(
             model or "", _turns(sample, system_prompt, turns), argument
         )
@@ -215,17 +216,17 @@ class TemplatesTab:
         try:
             kept = library.with_saved(library.checked(saved), name or "", source or "")
         except ValueError as error:
-            return gr.skip(), gr.skip(), _problem(str(error))
+            return gr.skip(), gr.skip(), problem(str(error))
         chosen = library.SAVED + (name or "").strip()
-        return kept, await self._choices(model, kept, chosen), _said("Saved in this browser.")
+        return kept, await self._choices(model, kept, chosen), said("Saved in this browser.")
 
     async def _delete(self, saved: Any, model: str, chosen: str | None) -> tuple[Any, Any, str]:
         kept = library.checked(saved)
         name = (chosen or "").removeprefix(library.SAVED)
         if not (chosen or "").startswith(library.SAVED) or name not in kept:
-            return gr.skip(), gr.skip(), _problem("Only saved templates can be deleted.")
+            return gr.skip(), gr.skip(), problem("Only saved templates can be deleted.")
         del kept[name]
-        return kept, await self._choices(model, kept, None), _said(f"Deleted {name}.")
+        return kept, await self._choices(model, kept, None), said(f"Deleted {name}.")
 
     async def _choices_again(self, saved: Any, model: str, chosen: str | None) -> Any:
         return await self._choices(model, library.checked(saved), chosen) if chosen else gr.skip()
@@ -267,11 +268,3 @@ def _fault(fault: Fault, source: str) -> str:
             f"<p>Line {fault.line}{column}</p>{library.excerpt(source, fault.line, fault.column)}"
         )
     return f'<div class="problem" role="alert">{html.escape(fault.text)}{where}</div>'
-
-
-def _problem(text: str) -> str:
-    return f'<div class="problem" role="alert">{html.escape(text)}</div>'
-
-
-def _said(text: str) -> str:
-    return f'<p class="pw-note" role="status">{html.escape(text)}</p>'

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import gradio as gr
 
 from pagewire_ui.assets import scripted
+from pagewire_ui.notes import problem
 from pagewire_ui.settings_panel import SettingsPanel
 from pagewire_ui.text_client import Fault, TextClient
 from pagewire_ui.token_values import MAX_DRAWN, drawing
@@ -69,7 +69,7 @@ class TokenizerTab:
             model or "", text or "", add_special_tokens=add, parse_special_tokens=parse
         )
         if isinstance(tokens, Fault):
-            return None, f'<div class="problem" role="alert">{html.escape(tokens.text)}</div>'
+            return None, problem(tokens.text)
         characters = len(text or "")
         ratio = f", {characters / len(tokens):.1f} characters a token" if tokens else ""
         more = f", of which {MAX_DRAWN} are drawn" if len(tokens) > MAX_DRAWN else ""

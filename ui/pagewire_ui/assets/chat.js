@@ -6,7 +6,8 @@ import { el, newId } from "./dom.js";
 import { AnswerView, QuestionView, figuresOf } from "./message_view.js";
 import * as store from "./store.js";
 
-const FIRST_WORD_MS = 20_000;
+// Python tells at once that it asks; the model's first word may take any time.
+const ANSWER_MS = 60_000;
 const STOP_MS = 3_000;
 const SAVE_MS = 2_000;
 const NEAR_END_PX = 80;
@@ -158,7 +159,7 @@ class ChatRoom {
     const message = { role: "assistant", text: "" };
     this.messages.push(message);
     this.running = { id, conversation: this.conversation, message, previous, view: null, savedAt: Date.now() };
-    this.running.watchdog = setTimeout(() => this.lost(id), FIRST_WORD_MS);
+    this.running.watchdog = setTimeout(() => this.lost(id), ANSWER_MS);
     this.draw();
     this.running.view.show(message, true);
     this.log.setAttribute("aria-busy", "true");

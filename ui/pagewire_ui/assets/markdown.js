@@ -4,12 +4,13 @@
 import { copyFrom, el, iconButton } from "./dom.js";
 import { highlighted } from "./highlight.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\n]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// None of these looks at a character more than a few times: a model may write a line of any length.
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^ {0,3}>\s?(.*)$/;
-const DELIMITER_ROW = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const DELIMITER_ROW = /^\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?$/;
 const MAX_DEPTH = 8;
 
 /** Keeps an element's children equal to a text's blocks, and leaves those that have not changed. */
@@ -79,7 +80,7 @@ function begins(lines, at) {
 }
 
 function isTable(lines, at) {
-  return lines[at].includes("|") && at + 1 < lines.length && DELIMITER_ROW.test(lines[at + 1]) && lines[at + 1].includes("-");
+  return lines[at].includes("|") && at + 1 < lines.length && DELIMITER_ROW.test(lines[at + 1].trim());
 }
 
 // A list goes on over blank lines while items or indented lines follow.
@@ -105,7 +106,7 @@ function blockNode(source, depth) {
   if (fence) return codeNode(fence, lines);
   const heading = HEADING.exec(first);
   // The page's own headings stand above those of an answer.
-  if (heading) return el(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]));
+  if (heading) return el(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(withoutEnd(heading[2], "#").trim()));
   if (RULE.test(first)) return el("hr");
   if (isTable(lines, 0)) return tableNode(lines);
   if (depth < MAX_DEPTH && QUOTE.test(first)) {
@@ -173,6 +174,13 @@ function itemNode(source, depth) {
   return node;
 }
 
+// The text without these characters, and white space, at its end.
+function withoutEnd(text, characters) {
+  let end = text.length;
+  while (end && (characters.includes(text[end - 1]) || /\s/.test(text[end - 1]))) end -= 1;
+  return text.slice(0, end);
+}
+
 function withBreaks(lines) {
   return lines.flatMap((line, index) => (index ? [el("br"), ...inline(line)] : inline(line)));
 }
@@ -219,7 +227,7 @@ function piece(text, match, depth, endless) {
   if (match[1] !== undefined) return { node: match[1], end: at + 2 };
   if (match[2] !== undefined) return codeSpan(text, at, mark, endless);
   if (mark.startsWith("http")) {
-    const url = mark.replace(/[.,;:!?*_]+$/, "");
+    const url = withoutEnd(mark, ".,;:!?*_");
     return { node: link(url, [url]), end: at + url.length };
   }
   if (depth >= MAX_DEPTH) return null;
@@ -240,14 +248,15 @@ function codeSpan(text, at, mark, endless) {
 
 function linkAt(text, at, mark, depth, endless) {
   if (endless.has("[")) return null;
+  const inner = text.indexOf("[", at + mark.length);
   const middle = text.indexOf("](", at);
   const end = middle < 0 ? -1 : text.indexOf(")", middle);
   if (end < 0) {
     endless.add("[");
     return null;
   }
+  if (inner >= 0 && inner < middle) return null;
   const label = text.slice(at + mark.length, middle);
-  if (label.includes("[")) return null;
   const address = text.slice(middle + 2, end).trim().split(/\s+["']/)[0];
   const shown = inline(label || address, depth + 1);
   return { node: link(address, mark === "![" ? ["🖼 ", ...shown] : shown), end: end + 1 };
