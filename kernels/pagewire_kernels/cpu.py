@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,6 +39,13 @@ _SIGNATURES = {
     "pagewire_lora_add": [_POINTER] * 4 + [_INT] * 4,
     "pagewire_lora_add_embedded": [_POINTER] * 4 + [_INT] * 3,
 }
+# These return 1 where memory runs out.
+_ALLOCATING = (
+    "pagewire_paged_attention",
+    "pagewire_choose",
+    "pagewire_linear",
+    "pagewire_decoder",
+)
 
 
 class CpuAttention(AttentionBackend):
@@ -200,9 +208,21 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
         function = getattr(library, name)
         function.argtypes = signature
         function.restype = None
+    for name in _ALLOCATING:
+        function = getattr(library, name)
+        function.restype = ctypes.c_int32
+        function.errcheck = _raise_where_memory_ran_out
     library.pagewire_panel_size.argtypes = []
     library.pagewire_panel_size.restype = _INT
     return library
+
+
+def _raise_where_memory_ran_out(status: Any, function: Any, arguments: Any) -> None:
+    if status:
+        raise MemoryError(
+            f"there is no memory for what {function.__name__} computes; lower "
+            "max_num_batched_tokens or kv_cache_memory"
+        )
 
 
 def _check(

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "errors.h"
 #include "kernels.h"
 #include "lora.h"
 
@@ -78,8 +79,9 @@ struct StepAdapters {
 
 void multiply(const Matrix& m, const float* input, int64_t num_tokens, float* output,
               bool accumulate, int64_t num_threads) {
-  pagewire_linear(static_cast<int32_t>(m.dtype), input, m.panels, m.scales, m.bias, output,
-                  num_tokens, m.outputs, m.depth, m.depth, m.outputs, accumulate, num_threads);
+  check(pagewire_linear(static_cast<int32_t>(m.dtype), input, m.panels, m.scales, m.bias, output,
+                        num_tokens, m.outputs, m.depth, m.depth, m.outputs, accumulate,
+                        num_threads));
 }
 
 using Floats = std::unique_ptr<float[]>;
@@ -131,11 +133,11 @@ void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
   pagewire_write_kv(cache_dtype, key, key + s.num_kv_heads * s.head_dim, layer.key_cache,
                     layer.value_cache, step.slots, step.num_tokens, width, width,
                     s.num_kv_heads * s.head_dim, threads);
-  pagewire_paged_attention(cache_dtype, qkv, layer.key_cache, layer.value_cache,
-                           buffers.attended.get(), step.query_starts, step.context_lengths,
-                           step.block_tables, step.num_sequences, step.num_decodes, width,
-                           step.table_width, step.block_size, s.num_heads, s.num_kv_heads,
-                           s.head_dim, layer.sliding_window, static_cast<float>(s.scale), threads);
+  check(pagewire_paged_attention(
+      cache_dtype, qkv, layer.key_cache, layer.value_cache, buffers.attended.get(),
+      step.query_starts, step.context_lengths, step.block_tables, step.num_sequences,
+      step.num_decodes, width, step.table_width, step.block_size, s.num_heads, s.num_kv_heads,
+      s.head_dim, layer.sliding_window, static_cast<float>(s.scale), threads));
   multiply(layer.output, buffers.attended.get(), step.num_tokens, hidden, true, threads);
   if (adapters) {
     plans.all->add(adapters->output, buffers.attended.get(), layer.output.depth, hidden,
@@ -174,18 +176,20 @@ void feed_forward(const DecoderShape& s, const DecoderLayer& layer, const Step& 
 
 extern "C" {
 
-// hidden [num_tokens][hidden_size] goes through all layers, in place.
-void pagewire_decoder(const void* shape, const void* layers, const void* step, float* hidden) {
+// hidden [num_tokens][hidden_size] goes through all layers, in place. 1 where memory runs out.
+int32_t pagewire_decoder(const void* shape, const void* layers, const void* step, float* hidden) {
   using namespace pagewire;
   const auto& s = *static_cast<const DecoderShape*>(shape);
   const auto* each = static_cast<const DecoderLayer*>(layers);
   const auto& now = *static_cast<const Step*>(step);
-  Buffers buffers(s, each[0], now.num_tokens);
-  const StepAdapters plans(now);
-  for (int64_t i = 0; i < s.num_layers; ++i) {
-    const LayerAdapters* adapters = now.adapters ? now.adapters + i : nullptr;
-    attend(s, each[i], now, plans, adapters, buffers, hidden);
-    feed_forward(s, each[i], now, plans, adapters, buffers, hidden);
-  }
+  return status_of([&] {
+    Buffers buffers(s, each[0], now.num_tokens);
+    const StepAdapters plans(now);
+    for (int64_t i = 0; i < s.num_layers; ++i) {
+      const LayerAdapters* adapters = now.adapters ? now.adapters + i : nullptr;
+      attend(s, each[i], now, plans, adapters, buffers, hidden);
+      feed_forward(s, each[i], now, plans, adapters, buffers, hidden);
+    }
+  });
 }
 }

@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "errors.h"
 #include "kernels.h"
 
 namespace pagewire {
@@ -158,8 +159,10 @@ void work(const Linear& l, Pieces& pieces) {
 template <typename T>
 void run(const Linear& linear, int64_t num_threads) {
   Pieces pieces(linear, num_threads, kMostPanels);
+  OutOfMemory failure;
 #pragma omp parallel num_threads(pieces.threads()) if (pieces.threads() > 1)
-  work<T>(linear, pieces);
+  failure.watch([&] { work<T>(linear, pieces); });
+  failure.rethrow();
 }
 
 // panels[ceil(outputs / kPanel)][depth][kPanel]; what is beyond `outputs` is zero.
@@ -236,16 +239,18 @@ void pagewire_unpack_rows(int32_t dtype, const void* panels, const float* scales
   });
 }
 
-void pagewire_linear(int32_t dtype, const float* input, const void* panels, const float* scales,
-                     const float* bias, float* output, int64_t num_tokens, int64_t outputs,
-                     int64_t depth, int64_t input_stride, int64_t output_stride, int32_t accumulate,
-                     int64_t num_threads) {
+int32_t pagewire_linear(int32_t dtype, const float* input, const void* panels, const float* scales,
+                        const float* bias, float* output, int64_t num_tokens, int64_t outputs,
+                        int64_t depth, int64_t input_stride, int64_t output_stride,
+                        int32_t accumulate, int64_t num_threads) {
   using namespace pagewire;
   const Linear linear{input,        panels,        scales,         bias,
                       output,       num_tokens,    outputs,        depth,
                       input_stride, output_stride, accumulate != 0};
   const auto kind = static_cast<DType>(dtype);
-  if (kind == DType::kInt8) return multiply_int8(linear, num_threads);
-  with_type(kind, [&]<typename T>(T*) { run<T>(linear, num_threads); });
+  return status_of([&] {
+    if (kind == DType::kInt8) return multiply_int8(linear, num_threads);
+    with_type(kind, [&]<typename T>(T*) { run<T>(linear, num_threads); });
+  });
 }
 }

@@ -7,6 +7,7 @@
 // under any chunking that keeps a row a prefill row.
 
 #include "decode.h"
+#include "errors.h"
 #include "kernels.h"
 #include "prefill.h"
 
@@ -48,14 +49,18 @@ template <typename T, int W>
 void run(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads) {
   const auto count = static_cast<int64_t>(tasks.size());
   const int threads = static_cast<int>(std::max<int64_t>(1, std::min(num_threads, count)));
+  OutOfMemory failure;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
   for (int64_t i = 0; i < count; ++i) {
-    if (tasks[i].num_tokens) {
-      prefill<T, kWidth>(layer, tasks[i]);
-    } else {
-      decode<T, W>(layer, tasks[i], i + threads < count ? &tasks[i + threads] : nullptr);
-    }
+    failure.watch([&] {
+      if (tasks[i].num_tokens) {
+        prefill<T, kWidth>(layer, tasks[i]);
+      } else {
+        decode<T, W>(layer, tasks[i], i + threads < count ? &tasks[i + threads] : nullptr);
+      }
+    });
   }
+  failure.rethrow();
 }
 
 template <typename T>
@@ -73,28 +78,29 @@ void dispatch_width(const Layer& layer, const std::vector<Task>& tasks, int64_t 
 extern "C" {
 
 // See pagewire_kernels/cpu.py for shapes; head_dim is a multiple of 8.
-void pagewire_paged_attention(int32_t dtype, const float* query, const void* key_cache,
-                              const void* value_cache, float* output, const int32_t* query_starts,
-                              const int32_t* context_lengths, const int32_t* block_tables,
-                              int64_t num_sequences, int64_t num_decodes, int64_t query_stride,
-                              int64_t table_width, int64_t block_size, int64_t num_heads,
-                              int64_t num_kv_heads, int64_t head_dim, int64_t sliding_window,
-                              float scale, int64_t num_threads) {
+int32_t pagewire_paged_attention(
+    int32_t dtype, const float* query, const void* key_cache, const void* value_cache,
+    float* output, const int32_t* query_starts, const int32_t* context_lengths,
+    const int32_t* block_tables, int64_t num_sequences, int64_t num_decodes, int64_t query_stride,
+    int64_t table_width, int64_t block_size, int64_t num_heads, int64_t num_kv_heads,
+    int64_t head_dim, int64_t sliding_window, float scale, int64_t num_threads) {
   using namespace pagewire;
   const Layer layer{query,        key_cache,    value_cache, output,       query_starts,
                     context_lengths, block_tables, query_stride, table_width, block_size,
                     num_heads,    num_kv_heads, head_dim,    sliding_window, scale};
-  const auto tasks = plan_tasks(layer, num_sequences, num_decodes, num_threads);
-  switch (static_cast<DType>(dtype)) {
-    case DType::kFloat:
-      return dispatch_width<float>(layer, tasks, num_threads);
-    case DType::kBFloat16:
-      return dispatch_width<bfloat16>(layer, tasks, num_threads);
-    case DType::kHalf:
-      return dispatch_width<half>(layer, tasks, num_threads);
-    case DType::kInt8:
-      return;  // not a cache's; the Python side refuses it
-  }
+  return status_of([&] {
+    const auto tasks = plan_tasks(layer, num_sequences, num_decodes, num_threads);
+    switch (static_cast<DType>(dtype)) {
+      case DType::kFloat:
+        return dispatch_width<float>(layer, tasks, num_threads);
+      case DType::kBFloat16:
+        return dispatch_width<bfloat16>(layer, tasks, num_threads);
+      case DType::kHalf:
+        return dispatch_width<half>(layer, tasks, num_threads);
+      case DType::kInt8:
+        return;  // not a cache's; the Python side refuses it
+    }
+  });
 }
 
 // Stores fp32 rows of `size` elements, rounded to the caches' type, at their slots.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "errors.h"
 #include "philox.h"
 #include "vec.h"
 
@@ -242,20 +243,22 @@ int64_t choose(const float* logits, int64_t size, const RowParameters& row) {
 }  // namespace
 }  // namespace pagewire
 
-// Chooses a token for each row; see pagewire_kernels/cpu.py for shapes.
-extern "C" void pagewire_choose(const float* logits, int64_t num_rows, int64_t vocab_size,
-                                int64_t row_stride, const float* temperatures,
-                                const float* floors, const int64_t* top_ks, const double* top_ps,
-                                const int64_t* seeds, const int64_t* sequence_indexes,
-                                const int64_t* positions, int64_t* chosen, int64_t num_threads) {
+// Chooses a token for each row; see pagewire_kernels/cpu.py for shapes. 1 where memory runs out.
+extern "C" int32_t pagewire_choose(
+    const float* logits, int64_t num_rows, int64_t vocab_size, int64_t row_stride,
+    const float* temperatures, const float* floors, const int64_t* top_ks, const double* top_ps,
+    const int64_t* seeds, const int64_t* sequence_indexes, const int64_t* positions,
+    int64_t* chosen, int64_t num_threads) {
   using namespace pagewire;
   const int threads = static_cast<int>(std::max<int64_t>(1, std::min(num_threads, num_rows)));
+  OutOfMemory failure;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
   for (int64_t r = 0; r < num_rows; ++r) {
     const RowParameters row{
         temperatures[r], floors[r], top_ps[r], top_ks[r],
         {static_cast<uint64_t>(seeds[r]), static_cast<uint32_t>(sequence_indexes[r]),
          static_cast<uint32_t>(positions[r])}};
-    chosen[r] = choose(logits + r * row_stride, vocab_size, row);
+    failure.watch([&] { chosen[r] = choose(logits + r * row_stride, vocab_size, row); });
   }
+  return status_of([&] { failure.rethrow(); });
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,6 +135,31 @@ def test_what_is_not_finite_stays_in_its_row_and_shows_there(
     assert got[1:].isfinite().all()
     hidden[0, 5] = torch.inf
     assert not dense.linear(hidden, dense.pack(weight_of(kind, 33, 64)))[0].isfinite().any()
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_memory_that_runs_out_is_an_error_and_not_the_end(kind: str) -> None:
+    program = """
+import resource, sys, torch
+from pagewire_kernels.cpu_dense import CpuDense
+from pagewire_kernels.quantization import quantize_int8
+dense, depth = CpuDense(), 1 << 20
+weight = torch.ones(1, depth)
+weight = dense.pack(quantize_int8(weight) if sys.argv[1] == "int8" else weight)
+few = torch.ones(1, depth)
+assert dense.linear(few, weight).item() == depth  # its threads are there now
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+try:
+    dense.linear(few.expand(96, depth), weight)
+except MemoryError as error:
+    assert "max_num_batched_tokens" in str(error)
+    assert dense.linear(few, weight).item() == depth
+    print("refused")
+"""
+    command = [sys.executable, "-c", program, kind]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("refused\n", "")
 
 
 def test_linear_reads_strided_rows(dense: CpuDense) -> None:
