@@ -11,6 +11,7 @@ from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.cuda_graphs import DecodeGraph, DecodeGraphs
 from pagewire_engine.worker.device_runner import DeviceRunner
@@ -99,6 +100,7 @@ class DeviceExecutor:
         max_context: int = 1000,
         eos_token_ids: tuple[int, ...] = (257,),
         grammars: GrammarCompiler | None = None,
+        adapters: WorkerAdapters | None = None,
     ) -> None:
         self.model = model
         self.cache = CacheEngine(
@@ -117,6 +119,7 @@ class DeviceExecutor:
             max_num_tokens=max_num_tokens,
             max_model_len=max_model_len,
             grammars=grammars,
+            adapters=adapters,
         )
         # Chunks and tiles that fit the vocabulary: the interpreter computes whole ones.
         self.runner._sampler._workspace = SamplingWorkspace(

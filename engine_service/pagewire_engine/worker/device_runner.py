@@ -17,8 +17,10 @@ from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.layers import ForwardContext
 from pagewire_engine.step import StepPlan, StepResult
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.cuda_graphs import DecodeGraphs
+from pagewire_engine.worker.device_adapters import DeviceAdapters
 from pagewire_engine.worker.device_batch import DeviceBatch, KnownSequence
 from pagewire_engine.worker.device_sampler import DeviceSampler, sampling_row
 from pagewire_engine.worker.device_step import DeviceStep
@@ -40,6 +42,7 @@ from pagewire_kernels.gpu.batch_state import (
     prepare_parts,
 )
 from pagewire_kernels.gpu.sampling import PADDING
+from pagewire_kernels.lora import LoraRows
 
 
 class DeviceRunner:
@@ -56,6 +59,7 @@ class DeviceRunner:
         max_num_tokens: most tokens of a step.
         max_model_len: longest sequence.
         grammars: of the constraints that requests have. None: none is served.
+        adapters: those that requests may name. None: none.
 
     Attributes:
         num_replays: decode steps that were a graph.
@@ -74,6 +78,7 @@ class DeviceRunner:
         max_num_tokens: int,
         max_model_len: int,
         grammars: GrammarCompiler | None = None,
+        adapters: WorkerAdapters | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -98,6 +103,9 @@ class DeviceRunner:
         if grammars is None:
             grammars = GrammarCompiler(dict, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self._grammar_masks = GrammarMasks(grammars, vocab_size, eos_token_ids)
+        self._adapters: DeviceAdapters | None = None
+        if adapters is not None:
+            self._adapters = DeviceAdapters(adapters, max(max_num_tokens, max_num_seqs), device)
         self._graphs = DecodeGraphs()
         self._told_rows: list[int] = []
         self._last: DeviceStep | None = None
@@ -112,6 +120,8 @@ class DeviceRunner:
         """Lets decode steps be graphs from now on; captures those that `graphs` is to hold."""
         self._inputs.slots.fill_(PADDING)
         self._told_rows = []
+        if self._adapters is not None:
+            self._adapters.clear()
         graphs.capture(self._decode)
         self._graphs = graphs
 
@@ -155,6 +165,8 @@ class DeviceRunner:
         num_padded = num_rows if graph is None else graph.num_rows
         special = self._special(scheduled)
         self._tell_rows(scheduled, num_padded, special)
+        if self._adapters is not None:
+            self._adapters.tell(scheduled, [1] * num_rows, num_padded, self._uploads)
         if graph is None:
             logits = self._decode(num_rows, contexts)
         else:
@@ -203,7 +215,8 @@ class DeviceRunner:
             host_query_start_locations=list(range(num_rows + 1)),
             host_context_lengths=list(contexts),
         )
-        logits = self._model.compute_logits(self._forward(num_rows, metadata))
+        adapter_rows = self._adapter_rows(num_rows)
+        logits = self._model.compute_logits(self._forward(num_rows, metadata), adapter_rows)
         self._sampler.sample(
             logits,
             inputs.slots[:num_rows],
@@ -237,13 +250,22 @@ class DeviceRunner:
             width=-(-max(contexts) // self._cache.block_size),
             block_size=self._cache.block_size,
         )
+        if self._adapters is not None:
+            lengths = [part.num_tokens for part in plan.scheduled]
+            self._adapters.tell(scheduled, lengths, starts[-1], self._uploads)
+        adapter_rows = self._adapter_rows(starts[-1])
         hidden = self._forward(starts[-1], self._metadata(plan, starts, contexts))
         step = DeviceStep(plan.step, samples.sequences)
         step.prompt_logprobs = score_prompts(
-            self._model, plan.scheduled, [each.new for each in scheduled], starts, hidden
+            self._model,
+            plan.scheduled,
+            [each.new for each in scheduled],
+            starts,
+            hidden,
+            adapter_rows,
         )
         if samples.sequences:
-            self._sample_parts(step, samples, sent, hidden, special)
+            self._sample_parts(step, samples, sent, hidden, adapter_rows, special)
         return step
 
     def _metadata(
@@ -267,11 +289,14 @@ class DeviceRunner:
         samples: Samples,
         sent: torch.Tensor,
         hidden: torch.Tensor,
+        adapter_rows: LoraRows | None,
         special: Rows,
     ) -> None:
         count = len(samples.sequences)
+        last_rows = sent[samples.last_at : samples.last_at + len(samples.last_of)]
         logits = self._model.compute_logits(
-            hidden.index_select(0, sent[samples.last_at : samples.last_at + len(samples.last_of)])
+            hidden.index_select(0, last_rows),
+            None if adapter_rows is None else adapter_rows.take(last_rows),
         )
         slots = sent[samples.slots_at : samples.slots_at + count]
         logit_rows = sent[samples.rows_at : samples.rows_at + count]
@@ -296,6 +321,10 @@ class DeviceRunner:
             inputs.token_ids[:num_tokens], inputs.positions[:num_tokens], context
         )
         return hidden
+
+    def _adapter_rows(self, num_tokens: int) -> LoraRows | None:
+        """The adapters of the step's rows, where a graph finds them too; for the layers as well."""
+        return None if self._adapters is None else self._adapters.use(num_tokens)
 
     def _special(self, sequences: Sequence[KnownSequence]) -> Rows:
         """Rows of which more is asked than their tokens."""

@@ -283,6 +283,7 @@ class Worker:
             max_num_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
             max_model_len=description.max_model_len,
             grammars=self._grammars,
+            adapters=self._adapters,
         )
 
     def _graph_sizes(self) -> list[int]:

@@ -11,6 +11,7 @@ from pagewire_kernels.gpu.dense_cuts import choose_cut
 from pagewire_kernels.gpu.dense_gemv import GemvConfig, gemv
 from pagewire_kernels.gpu.dense_rows import rms_norm, silu_and_mul
 from pagewire_kernels.gpu.dense_skinny import SkinnyConfig, skinny
+from pagewire_kernels.gpu.lora import TritonLora
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -99,3 +100,6 @@ class TritonDense(TorchDense):
         if bias is None and isinstance(weight, torch.Tensor) and weight.dtype in _DTYPES:
             return residual.addmm_(hidden, weight.t())
         return super().linear_add(hidden, weight, bias, residual)
+
+    def lora(self) -> TritonLora:
+        return TritonLora()
