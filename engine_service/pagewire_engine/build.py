@@ -19,6 +19,7 @@ from pagewire_engine.engine import Engine
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.pooler_config import PoolerConfig
 from pagewire_engine.queues import SchedulerSettings
+from pagewire_engine.read_ahead import read_ahead
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
@@ -89,6 +90,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     """
     limit_threads(config.num_threads)
     times = StartupTimes()
+    read_ahead(config.device)
     with times.phase("imports"):
         # Late: they load torch, which reads the thread counts once.
         from pagewire_engine.executor.single_process import SingleProcessExecutor

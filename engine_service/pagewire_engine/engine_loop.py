@@ -99,6 +99,7 @@ class EngineLoop:
         # Whether an id will be live once the inbox is emptied, where that differs from now.
         self._inbox_ids: dict[str, bool] = {}
         self._submitted: Counter[str] = Counter()
+        self._inbox_tokens = 0
         self._draining = False
         self._stopping = False
         self._idle = True
@@ -128,8 +129,13 @@ class EngineLoop:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def submit(self, submission: Submission) -> None:
+    def submit(self, submission: Submission, *, more_follow: bool = False) -> None:
         """Hands a request to the loop.
+
+        Args:
+            submission: the request.
+            more_follow: a loop that sleeps may sleep on, until `wake`, or until what waits fills a
+                step: the first of many prompts would have one to itself.
 
         Raises:
             AlreadyExistsError: a live request has this id.
@@ -151,7 +157,12 @@ class EngineLoop:
             self._inbox.append(submission)
             self._inbox_ids[request_id] = True
             self._submitted[submission.tenant] += 1
-            self._wake.notify_all()
+            self._inbox_tokens += len(submission.prompt_token_ids)
+            if (
+                not more_follow
+                or self._inbox_tokens >= self._engine.settings.max_num_batched_tokens
+            ):
+                self._wake.notify_all()
 
     def abort(
         self,
@@ -196,7 +207,7 @@ class EngineLoop:
             self._wake.notify_all()
 
     def wake(self) -> None:
-        """What the engine waited for may be there."""
+        """What the engine waited for may be there, or what was submitted with `more_follow`."""
         with self._wake:
             self._wake.notify_all()
 
@@ -319,6 +330,7 @@ class EngineLoop:
         self._inbox.clear()
         self._inbox_ids.clear()
         self._submitted.clear()
+        self._inbox_tokens = 0
 
     def _look_now(self) -> None:
         """Takes a snapshot, but spends no more than a hundredth of the time on them."""

@@ -23,6 +23,23 @@ class BackendUnavailableError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class DeviceCounts:
+    """Of a batch that the device alone knows, as in a CUDA graph that serves many: what it holds.
+
+    The metadata's sizes are then the most there can be, of sequences, rows and decodes; its lists
+    are empty. Sequences past the last have a context of 0 and no rows; rows past the last one's
+    belong to none, and their slots are -1.
+
+    Attributes:
+        num_decodes: int32 [1].
+        max_chunks: most sequences that are not decodes.
+    """
+
+    num_decodes: torch.Tensor
+    max_chunks: int
+
+
+@dataclass(frozen=True)
 class AttentionMetadata:
     """What attention must know of a step's flat batch of T tokens from S sequences.
 
@@ -37,6 +54,8 @@ class AttentionMetadata:
         num_decodes: the first so many sequences have one query token each.
         host_query_start_locations: the same numbers as a list.
         host_context_lengths: the same numbers as a list.
+        on_device: where only the device knows what the batch holds; for backends that capture
+            chunks.
         derived: what a backend computes once a step and uses in every layer; its own keys.
     """
 
@@ -47,6 +66,7 @@ class AttentionMetadata:
     num_decodes: int
     host_query_start_locations: list[int]
     host_context_lengths: list[int]
+    on_device: DeviceCounts | None = None
     derived: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -87,12 +107,14 @@ class AttentionBackend(Protocol):
             rotates query and key together, and looks angles up once a step, is faster.
         capturable: whether decodes read nothing of a step but its tensors and take rows of padding,
             so that a CUDA graph can replay them: rows with a context of 0 and a slot of -1.
+        captures_chunks: whether chunks do so as well: see AttentionMetadata.on_device.
     """
 
     name: str
     head_dim_multiple: int
     fuses_rotation: bool = False
     capturable: bool = False
+    captures_chunks: bool = False
 
     def write_kv(
         self,

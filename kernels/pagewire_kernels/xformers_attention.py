@@ -50,6 +50,7 @@ class XformersAttention(TritonAttention):
 
     name = "xformers"
     head_dim_multiple = 8
+    captures_chunks = False
 
     def __init__(self, fmha: Any, dependent_launch: bool) -> None:
         """

@@ -131,13 +131,13 @@ class EngineConfig(BaseModel):
     )
     enforce_eager: bool = Field(
         default=False,
-        description="Launch decode steps kernel by kernel, without CUDA graphs: slower, but ready "
+        description="Launch steps kernel by kernel, without CUDA graphs: slower, but ready "
         "seconds sooner and with more memory for KV blocks.",
     )
     max_seq_len_to_capture: int | None = Field(
         default=None,
         ge=1,
-        description="Longest sequence whose decode steps are CUDA graphs; with a longer one a step "
+        description="Longest sequence whose steps are CUDA graphs; with a longer one a step "
         "is launched kernel by kernel. Default: the longest there can be, since the graphs serve "
         "every length.",
     )

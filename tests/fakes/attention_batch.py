@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
-from pagewire_kernels.attention import AttentionMetadata
+from pagewire_kernels.attention import AttentionMetadata, DeviceCounts
 
 
 @dataclass
@@ -85,3 +87,24 @@ def make_batch(
         value_cache=caches[1],
         metadata=metadata,
     )
+
+
+def on_device(batch: Batch, sequences: int, tokens: int) -> Batch:
+    """The batch in a graph's inputs, of more sequences and rows than it has; the host knows none
+    of its lengths."""
+    told, rows = batch.metadata, len(batch.query)
+    count = len(told.context_lengths)
+    more, more_rows = sequences - count, tokens - rows
+    num_decodes = torch.tensor([told.num_decodes], dtype=torch.int32, device=batch.query.device)
+    metadata = AttentionMetadata(
+        query_start_locations=pad(told.query_start_locations, (0, more), value=rows),
+        context_lengths=pad(told.context_lengths, (0, more)),
+        block_tables=pad(told.block_tables, (0, 0, 0, more), value=2**30),
+        slot_mapping=pad(told.slot_mapping, (0, more_rows), value=-1),
+        num_decodes=min(sequences, tokens),
+        host_query_start_locations=[],
+        host_context_lengths=[],
+        on_device=DeviceCounts(num_decodes, max_chunks=count - told.num_decodes + 1),
+    )
+    query = pad(batch.query, (0, 0, 0, 0, 0, more_rows), value=math.nan)
+    return replace(batch, query=query, metadata=metadata)

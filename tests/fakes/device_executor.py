@@ -13,8 +13,9 @@ from pagewire_engine.step import StepPlan, StepResult, WorkerInfo
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.cache_engine import CacheEngine
-from pagewire_engine.worker.cuda_graphs import DecodeGraph, DecodeGraphs
+from pagewire_engine.worker.cuda_graphs import GraphSet, StepGraph, StepGraphs
 from pagewire_engine.worker.device_runner import DeviceRunner
+from pagewire_engine.worker.largest_step import largest_step
 from pagewire_kernels.attention import AttentionMetadata
 from pagewire_kernels.gpu.sampling import SamplingConfig, SamplingWorkspace
 from pagewire_kernels.torch_attention import TorchAttention
@@ -28,6 +29,7 @@ class DeviceReadingAttention(TorchAttention):
 
     name = "triton"
     capturable = True
+    captures_chunks = True
 
     def write_kv(
         self,
@@ -50,6 +52,11 @@ class DeviceReadingAttention(TorchAttention):
         sliding_window: int | None = None,
     ) -> torch.Tensor:
         contexts = metadata.context_lengths.tolist()
+        num_decodes = metadata.num_decodes
+        if metadata.on_device is not None:
+            assert not metadata.host_query_start_locations
+            assert not metadata.host_context_lengths
+            num_decodes = int(metadata.on_device.num_decodes)
         count = sum(length > 0 for length in contexts)
         assert not any(contexts[count:]), "padding among the rows"
         starts = metadata.query_start_locations[: count + 1].tolist()
@@ -59,7 +66,7 @@ class DeviceReadingAttention(TorchAttention):
             context_lengths=metadata.context_lengths[:count],
             block_tables=metadata.block_tables[:count],
             slot_mapping=metadata.slot_mapping,
-            num_decodes=min(metadata.num_decodes, count),
+            num_decodes=min(num_decodes, count),
             host_query_start_locations=starts,
             host_context_lengths=contexts[:count],
         )
@@ -73,9 +80,9 @@ class DeviceReadingAttention(TorchAttention):
 class RerunRecorder:
     """Implements Recorder: a replay runs what was recorded, into the recorded result."""
 
-    def record(self, run: Callable[[], torch.Tensor]) -> DecodeGraph:
-        logits = run().clone()
-        return DecodeGraph(lambda: logits.copy_(run()), logits)
+    def record(self, num_rows: int, run: Callable[[], torch.Tensor]) -> StepGraph:
+        output = run().clone()
+        return StepGraph(num_rows, lambda: output.copy_(run()), output)
 
 
 class DeviceExecutor:
@@ -97,6 +104,7 @@ class DeviceExecutor:
         max_num_tokens: int = 64,
         max_model_len: int = 64,
         graph_sizes: tuple[int, ...] = (),
+        layer_sizes: tuple[int, ...] = (),
         max_context: int = 1000,
         eos_token_ids: tuple[int, ...] = (257,),
         grammars: GrammarCompiler | None = None,
@@ -125,8 +133,16 @@ class DeviceExecutor:
         self.runner._sampler._workspace = SamplingWorkspace(
             max_num_seqs, VOCAB_SIZE, CPU, SamplingConfig(chunk=512, tile=512)
         )
-        if graph_sizes:
-            self.runner.capture(DecodeGraphs(graph_sizes, max_context, RerunRecorder()))
+        if layer_sizes:
+            # As a worker does it: what that leaves behind must not be in the way of the capture.
+            costly = largest_step(max_num_tokens, max_num_seqs, max_model_len, block_size)
+            self.runner.execute(costly)
+            forgotten = [new.sequence_id for new in costly.new_sequences]
+            self.runner.execute(StepPlan(0, forgotten=forgotten))
+        recorder = RerunRecorder()
+        decodes = StepGraphs(graph_sizes, max_context, recorder)
+        layers = StepGraphs(layer_sizes, max_context, recorder)
+        self.runner.capture(GraphSet((decodes,), layers))
         self._max_model_len = max_model_len
 
     @property

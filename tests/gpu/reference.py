@@ -5,6 +5,7 @@ Nothing here needs a GPU: the functions work on any device.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,15 +117,11 @@ class Reference:
         self, sequences: Sequence[Sequence[int]], dtype: torch.dtype
     ) -> list[torch.Tensor]:
         """Log probabilities in fp32 of the model in this dtype, [len, vocab_size] each."""
-        was = self.model.dtype
-        # There and back: rounded, it is of no use to other tests.
-        state = {name: value.clone() for name, value in self.model.state_dict().items()}
-        try:
-            rounded = self.model.to(dtype)
-            return [self._logits(rounded, ids).log_softmax(-1) for ids in sequences]
-        finally:
-            self.model.to(was)
-            self.model.load_state_dict(state)
+        rounded = copy.deepcopy(self.model).to(dtype)
+        # As transformers loads a model: the frequencies of rotary embeddings are fp32.
+        for own, buffer in zip(self.model.buffers(), rounded.buffers(), strict=True):
+            buffer.data = own.data.clone()
+        return [self._logits(rounded, ids).log_softmax(-1) for ids in sequences]
 
     def _logits(self, model: Any, ids: Sequence[int]) -> torch.Tensor:
         logits: torch.Tensor = model(

@@ -62,6 +62,7 @@ class Told:
 
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     num_replays: int = 0
+    num_layer_replays: int = 0
     engine: Engine | None = None
 
 
@@ -92,6 +93,7 @@ def answers(
                 told.tokens.setdefault(key, []).extend(output.token_ids)
     assert executor._worker is not None
     told.num_replays = getattr(executor._worker._runner, "num_replays", 0)
+    told.num_layer_replays = getattr(executor._worker._runner, "num_layer_replays", 0)
     engine.close()
     executor.shutdown()
     return told
@@ -134,6 +136,7 @@ def test_every_way_to_compute_tells_what_the_reference_tells(
         told = answers(tmp_path, requests, **{**ours, **changes})
         assert told.tokens == expected.tokens, way
         assert (told.num_replays > 0) is not enforce_eager, way
+        assert (told.num_layer_replays > 0) is not enforce_eager, way
         assert told.engine is not None
         if "num_gpu_blocks_override" in changes:
             assert told.engine.stats().num_preemptions > 0
@@ -273,6 +276,7 @@ def test_tokens_of_1b_in_fp32_are_those_of_the_reference() -> None:
         )
         assert told.tokens == expected.tokens
         assert (told.num_replays > 0) is not enforce_eager
+        assert (told.num_layer_replays > 0) is not enforce_eager
 
 
 def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:

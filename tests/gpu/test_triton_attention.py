@@ -12,7 +12,7 @@ import torch
 from pagewire_kernels.attention import AttentionBackend, load_attention_backend
 from pagewire_kernels.dispatch_record import recorded
 from pagewire_kernels.torch_attention import TorchAttention
-from tests.fakes.attention_batch import Batch, make_batch
+from tests.fakes.attention_batch import Batch, make_batch, on_device
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,6 +99,27 @@ def test_equals_the_reference_in_bf16(layout: str, name: str) -> None:
 @pytest.mark.parametrize("layout", ["llama 8B", "seven heads of a kv head"])
 def test_equals_the_reference_under_a_window(layout: str, name: str) -> None:
     check(bf16_batch(layout, name), 100)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("layout", ["llama 8B", "llama 1B", "seven heads of a kv head", "256"])
+def test_a_graph_of_a_batch_that_only_the_device_knows(
+    layout: str, name: str, window: int | None
+) -> None:
+    batch = bf16_batch(layout, name)
+    rows = len(batch.query)
+    expected = reference(batch, window)
+    inside = on_device(batch, sequences=len(batch.metadata.context_lengths) + 5, tokens=rows + 70)
+    backend = load_attention_backend("triton", "cuda", batch.query.shape[-1])
+    attend(backend, inside, window)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = attend(backend, inside, window)
+    for _ in range(3):
+        got.fill_(float("nan"))
+        graph.replay()
+        torch.testing.assert_close(got[:rows].float(), expected, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -70,7 +70,8 @@ class CausalLM(Model):
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """int64 [T] ids and positions to hidden states [T, hidden] as the head takes them."""
+        """int64 [T] ids and positions to hidden states as the head takes them, [T, hidden] or of
+        the rows that the context wants."""
 
     @abstractmethod
     def input_embedding(self) -> Embedding:

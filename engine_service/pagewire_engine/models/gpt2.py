@@ -94,7 +94,7 @@ class GPT2Model(nn.Module):
         hidden = self.wte(token_ids) + self.wpe(positions)
         for block in self.h:
             hidden = block(hidden, context)
-        output: torch.Tensor = self.ln_f(hidden)
+        output: torch.Tensor = self.ln_f(context.wanted(hidden))
         return output
 
 

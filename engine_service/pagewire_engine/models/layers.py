@@ -31,12 +31,20 @@ class ForwardContext:
         metadata: the step's batch.
         key_caches: one [num_blocks, block_size, num_kv_heads, head_dim] a layer.
         value_caches: the same.
+        wanted_rows: int32 [R], the rows whose hidden states a model is to return, for a step in
+            which no row has an adapter: what others would be in the last layer is not computed.
+            None: all.
     """
 
     backend: AttentionBackend
     metadata: AttentionMetadata
     key_caches: list[torch.Tensor]
     value_caches: list[torch.Tensor]
+    wanted_rows: torch.Tensor | None = None
+
+    def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of [T, size] the rows that are wanted."""
+        return hidden if self.wanted_rows is None else hidden.index_select(0, self.wanted_rows)
 
 
 @dataclass(frozen=True)

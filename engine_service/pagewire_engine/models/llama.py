@@ -54,6 +54,7 @@ class LlamaAttention(KernelUser):
         if self.norms_heads:
             self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.is_last = layer_index == config.num_hidden_layers - 1
         self.attention = PagedAttention(
             layer_index, self.head_dim**-0.5, _sliding_window(config, layer_index)
         )
@@ -65,12 +66,15 @@ class LlamaAttention(KernelUser):
         rotation: Rotation,
         context: ForwardContext,
     ) -> torch.Tensor:
-        """residual + attention over its norm, in place of the residual."""
+        """residual + attention over its norm, in place of the residual; of the last layer only the
+        wanted rows, for no other layer needs the rest."""
         qkv = self.qkv_proj.after_norm(norm, residual).view(len(residual), -1, self.head_dim)
         if context.backend.fuses_rotation:
             attended = self.attention(*self._heads(qkv), context, rotation)
         else:
             attended = self.attention(*self._rotated_heads(qkv, *rotation.angles), context)
+        if self.is_last:
+            residual, attended = context.wanted(residual), context.wanted(attended)
         return self.o_proj.added_to(residual, attended)
 
     def _heads(self, qkv: torch.Tensor) -> Heads:
@@ -195,6 +199,7 @@ class LlamaModel(KernelUser):
                 context.value_caches,
                 self.embed_tokens.adapter_rows,
             )
+            hidden = context.wanted(hidden)
         else:
             for layer in self.layers:
                 hidden = layer(hidden, rotation, context)

@@ -95,7 +95,8 @@ class OPTDecoder(nn.Module):
         hidden = hidden + self.embed_positions(positions + _POSITION_OFFSET)
         for layer in self.layers:
             hidden = layer(hidden, context)
-        output: torch.Tensor = self.project_out(self.final_layer_norm(hidden))
+        normed = self.final_layer_norm(context.wanted(hidden))
+        output: torch.Tensor = self.project_out(normed)
         return output
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pagewire_engine.step import StepPlan
-from pagewire_engine.worker.cuda_graphs import DecodeGraph, DecodeGraphs
+from pagewire_engine.worker.cuda_graphs import GraphSet, GraphSizes, StepGraph
 from pagewire_engine.worker.largest_step import largest_step
 from pagewire_kernels.gpu.launch import compiled_only
 
@@ -33,17 +33,23 @@ _CHUNK = 40
 class _Once:
     """Implements Recorder: runs what it is to record."""
 
-    def record(self, run: Callable[[], torch.Tensor]) -> DecodeGraph:
-        return DecodeGraph(run, run())
+    def record(self, num_rows: int, run: Callable[[], torch.Tensor]) -> StepGraph:
+        return StepGraph(num_rows, run, run())
 
 
 def compile_ahead(
-    runner: DeviceRunner, *, max_num_seqs: int, max_model_len: int, block_size: int
+    runner: DeviceRunner,
+    sizes: GraphSizes,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int,
 ) -> None:
     """Compiles all that a runner launches.
 
     Args:
         runner: of its own for this: it is left with sequences that never were computed.
+        sizes: of the graphs that are to be captured.
         max_num_seqs: most decodes in a step.
         max_model_len: longest context.
         block_size: tokens of a block of the runner's cache, of which one is enough; nothing is
@@ -51,9 +57,8 @@ def compile_ahead(
     """
     started = time.monotonic()
     with compiled_only():
-        sizes = [decodes for decodes in _DECODES if decodes <= max_num_seqs]
-        runner.capture(DecodeGraphs(sizes, 0, _Once()))
-        runner.capture(DecodeGraphs())
+        runner.capture(_compiled_for(sizes, max_num_seqs, max_model_len).graphs(_Once()))
+        runner.capture(GraphSet())
         for decodes in (0, 1):
             plan = largest_step(
                 decodes + _CHUNK, min(decodes + 1, max_num_seqs), max_model_len, block_size
@@ -62,4 +67,13 @@ def compile_ahead(
             runner.execute(StepPlan(0, forgotten=[new.sequence_id for new in plan.new_sequences]))
     logger.info(
         "kernels compiled, or found as compiled before, in %.1f s", time.monotonic() - started
+    )
+
+
+def _compiled_for(sizes: GraphSizes, max_num_seqs: int, max_model_len: int) -> GraphSizes:
+    """Those sizes of which each takes other kernels than the ones before."""
+    return GraphSizes(
+        [decodes for decodes in _DECODES if decodes <= max_num_seqs],
+        [tokens for tokens in sizes.layers if tokens <= _DECODES[-1]] + list(sizes.layers[-1:]),
+        sizes.max_contexts or [max_model_len],
     )

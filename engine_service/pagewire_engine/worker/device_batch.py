@@ -33,6 +33,7 @@ class KnownSequence:
         is_beam: whether the engine chooses its tokens.
         is_constrained: whether the host must say which tokens are allowed next.
         is_plain: whether nothing is asked of its steps but its tokens.
+        scores_prompt: whether its prompt's log probabilities are asked for.
     """
 
     __slots__ = (
@@ -45,6 +46,7 @@ class KnownSequence:
         "num_prompt",
         "num_tokens",
         "output_token_ids",
+        "scores_prompt",
         "sequence_id",
         "slot",
     )
@@ -62,6 +64,7 @@ class KnownSequence:
         self.is_beam = params.beam_search is not None
         self.is_constrained = params.structured_output is not None and not self.is_beam
         self.is_plain = not self.is_held and params.logprobs is None
+        self.scores_prompt = params.prompt_logprobs is not None
 
     @property
     def is_held(self) -> bool:
@@ -133,6 +136,7 @@ class DeviceBatch:
         self._spans: list[tuple[KnownSequence, int]] = []
         self._loads: list[KnownSequence] = []
         self._num_demanding = 0
+        self._num_scored = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -145,6 +149,11 @@ class DeviceBatch:
         """Whether nothing is asked of any sequence but its tokens."""
         return self._num_demanding == 0
 
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether log probabilities of some sequence's prompt are asked for."""
+        return self._num_scored > 0
+
     def apply(self, plan: StepPlan) -> list[KnownSequence]:
         """Takes over what the plan tells of sequences. Returns those scheduled, in its order."""
         for sequence_id in plan.forgotten:
@@ -153,6 +162,7 @@ class DeviceBatch:
             self._forget(new.sequence_id)
             sequence = self._sequences[new.sequence_id] = KnownSequence(new)
             self._num_demanding += not sequence.is_plain
+            self._num_scored += sequence.scores_prompt
         for sequence_id, token_id in plan.appended:
             sequence = self._sequences[sequence_id]
             sequence.output_token_ids.append(token_id)
@@ -239,6 +249,7 @@ class DeviceBatch:
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
             self._num_demanding -= not sequence.is_plain
+            self._num_scored -= sequence.scores_prompt
             self._give_up_slot(sequence)
 
     def _give_up_slot(self, sequence: KnownSequence) -> None:

@@ -1,25 +1,27 @@
 """Runs steps on a device without waiting for it: the host launches, and the results come later.
 
 The state of sequences is on the device (see `device_batch`). A step in which all sequences decode
-reads nothing but that state, so that it can be one graph; any other is launched kernel by kernel.
+reads nothing but that state, so that it can be one graph. Of any other what it computes is told to
+the device first, and then its layers can be one; what is left is launched kernel by kernel.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 
 from pagewire.errors import UnavailableError
-from pagewire_engine.executor.base import LandedStep, PendingStep
+from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.models.layers import ForwardContext
 from pagewire_engine.step import StepPlan, StepResult
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.cache_engine import CacheEngine
-from pagewire_engine.worker.cuda_graphs import DecodeGraphs
+from pagewire_engine.worker.cuda_graphs import MOST_CHUNKS, GraphSet, StepGraph
 from pagewire_engine.worker.device_adapters import DeviceAdapters
 from pagewire_engine.worker.device_batch import DeviceBatch, KnownSequence
 from pagewire_engine.worker.device_sampler import DeviceSampler, sampling_row
@@ -28,13 +30,13 @@ from pagewire_engine.worker.grammar_masks import GrammarMasks
 from pagewire_engine.worker.prompt_scores import score_prompts
 from pagewire_engine.worker.staging import Downloads, StepArray, Uploads
 from pagewire_engine.worker.step_layout import (
+    PartsLayout,
     Rows,
     Samples,
+    add_parts,
     all_decode,
-    part_records,
-    token_ids,
 )
-from pagewire_kernels.attention import AttentionBackend, AttentionMetadata
+from pagewire_kernels.attention import AttentionBackend, AttentionMetadata, DeviceCounts
 from pagewire_kernels.gpu.batch_state import (
     BatchInputs,
     apply_changes,
@@ -63,6 +65,7 @@ class DeviceRunner:
 
     Attributes:
         num_replays: decode steps that were a graph.
+        num_layer_replays: other steps whose layers were.
     """
 
     def __init__(
@@ -106,23 +109,26 @@ class DeviceRunner:
         self._adapters: DeviceAdapters | None = None
         if adapters is not None:
             self._adapters = DeviceAdapters(adapters, max(max_num_tokens, max_num_seqs), device)
-        self._graphs = DecodeGraphs()
+        self._graphs = GraphSet()
         self._told_rows: list[int] = []
         self._last: DeviceStep | None = None
         self.num_replays = 0
+        self.num_layer_replays = 0
 
     def use_kernels(self, attention: AttentionBackend) -> None:
         """Changes to other kernels between steps; keys and values stay as they are."""
         self._backend = attention
 
     @torch.inference_mode()
-    def capture(self, graphs: DecodeGraphs) -> None:
-        """Lets decode steps be graphs from now on; captures those that `graphs` is to hold."""
-        self._inputs.slots.fill_(PADDING)
+    def capture(self, graphs: GraphSet) -> None:
+        """Lets steps be graphs from now on; captures those that `graphs` is to hold."""
+        self._inputs.clear()
         self._told_rows = []
         if self._adapters is not None:
             self._adapters.clear()
-        graphs.capture(self._decode)
+        graphs.layers.capture(functools.partial(self._layers, longest=graphs.layers.max_context))
+        for decodes in graphs.decodes:
+            decodes.capture(functools.partial(self._decode, longest=decodes.max_context))
         self._graphs = graphs
 
     @torch.inference_mode()
@@ -135,7 +141,7 @@ class DeviceRunner:
             self._cache.swap_in(plan.swap_in)
             self._cache.copy_blocks(plan.block_copies)
             if not scheduled:
-                return LandedStep(StepResult(plan.step, []))
+                return DeviceStep(plan.step, (), self._downloads.begin(self._inputs.sampled[:0]))
             self._batch.place(plan, scheduled, self._land)
             if all_decode(plan, scheduled):
                 step = self._launch_decodes(plan, scheduled)
@@ -161,14 +167,14 @@ class DeviceRunner:
     def _launch_decodes(self, plan: StepPlan, scheduled: list[KnownSequence]) -> DeviceStep:
         num_rows = len(scheduled)
         contexts = [part.start + 1 for part in plan.scheduled]
-        graph = self._graphs.find(num_rows, contexts)
+        graph = self._graphs.find_decode(num_rows, max(contexts))
         num_padded = num_rows if graph is None else graph.num_rows
         special = self._special(scheduled)
         self._tell_rows(scheduled, num_padded, special)
         if self._adapters is not None:
             self._adapters.tell(scheduled, [1] * num_rows, num_padded, self._uploads)
         if graph is None:
-            logits = self._decode(num_rows, contexts)
+            logits = self._decode(num_rows, max(contexts), contexts)
         else:
             logits = graph.replay()
             self.num_replays += 1
@@ -197,11 +203,12 @@ class DeviceRunner:
             apply_changes(self._batch.state, self._inputs, self._uploads.send(array), changes)
         self._told_rows = rows
 
-    def _decode(self, num_rows: int, contexts: Sequence[int] = ()) -> torch.Tensor:
+    def _decode(self, num_rows: int, longest: int, contexts: Sequence[int] = ()) -> torch.Tensor:
         """A whole decode step of the first rows, as launches alone. Returns logits [num_rows, V].
 
         Args:
             num_rows: sequences, padding included.
+            longest: no context is longer.
             contexts: what the host knows of them, for backends that can't be captured.
         """
         inputs = self._inputs
@@ -209,7 +216,7 @@ class DeviceRunner:
         metadata = AttentionMetadata(
             query_start_locations=inputs.row_starts[: num_rows + 1],
             context_lengths=inputs.context_lengths[:num_rows],
-            block_tables=inputs.block_tables[:num_rows],
+            block_tables=inputs.block_tables[:num_rows, : self._num_blocks(longest)],
             slot_mapping=inputs.slot_mapping[:num_rows],
             num_decodes=num_rows,
             host_query_start_locations=list(range(num_rows + 1)),
@@ -232,56 +239,94 @@ class DeviceRunner:
         array, samples = StepArray(), Samples.of(plan, self._batch)
         special = self._special(samples.sequences)
         changes = self._batch.collect(array, None)
-        starts = list(itertools.accumulate((part.num_tokens for part in plan.scheduled), initial=0))
-        parts_at = array.add(part_records(plan, scheduled, starts))
-        tokens_at = array.add(token_ids(plan, scheduled))
-        samples.add_to(array, starts, special)
+        samples.add_to(array, special)
+        layout = add_parts(array, plan, scheduled, samples, self._cache.block_size)
+        graph = self._layers_graph(layout)
+        parts = layout.parts
+        if graph is not None:
+            parts = replace(parts, room=(len(self._inputs.slots), graph.num_rows))
         sent = self._uploads.send(array)
-        contexts = [part.start + part.num_tokens for part in plan.scheduled]
         apply_changes(self._batch.state, self._inputs, sent, changes)
-        prepare_parts(
-            self._batch.state,
-            self._inputs,
-            sent,
-            parts_at=parts_at,
-            num_parts=len(scheduled),
-            tokens_at=tokens_at,
-            longest=max(part.num_tokens for part in plan.scheduled),
-            width=-(-max(contexts) // self._cache.block_size),
-            block_size=self._cache.block_size,
-        )
+        prepare_parts(self._batch.state, self._inputs, sent, parts, self._cache.block_size)
+        num_rows = parts.room[1]
         if self._adapters is not None:
             lengths = [part.num_tokens for part in plan.scheduled]
-            self._adapters.tell(scheduled, lengths, starts[-1], self._uploads)
-        adapter_rows = self._adapter_rows(starts[-1])
-        hidden = self._forward(starts[-1], self._metadata(plan, starts, contexts))
+            self._adapters.tell(scheduled, lengths, num_rows, self._uploads)
+        adapter_rows = self._adapter_rows(num_rows)
         step = DeviceStep(plan.step, samples.sequences)
+        if graph is None:
+            hidden = self._launch_layers(step, plan, scheduled, layout, adapter_rows)
+        else:
+            hidden = graph.replay()
+            self.num_layer_replays += 1
+        if samples.sequences:
+            hidden = hidden[: parts.num_wanted]
+            self._sample_parts(step, samples, sent, hidden, adapter_rows, special)
+        else:
+            step.download = self._downloads.begin(self._inputs.sampled[:0])
+        return step
+
+    def _layers_graph(self, layout: PartsLayout) -> StepGraph | None:
+        """The graph for the layers of that step, if there is one."""
+        if layout.num_chunks > MOST_CHUNKS or self._batch.scores_prompts:
+            return None
+        return self._graphs.layers.find(layout.parts.num_tokens, layout.longest)
+
+    def _layers(self, num_tokens: int, longest: int) -> torch.Tensor:
+        """All layers for any step of up to so many tokens, whose contexts are no longer than
+        `longest`. Returns the hidden states that are sampled from, [R, hidden]."""
+        inputs = self._inputs
+        num_sequences = len(inputs.slots)
+        metadata = AttentionMetadata(
+            query_start_locations=inputs.query_starts,
+            context_lengths=inputs.context_lengths,
+            block_tables=inputs.block_tables[:, : self._num_blocks(longest)],
+            slot_mapping=inputs.slot_mapping[:num_tokens],
+            num_decodes=min(num_sequences, num_tokens),
+            host_query_start_locations=[],
+            host_context_lengths=[],
+            on_device=DeviceCounts(inputs.num_decodes, MOST_CHUNKS),
+        )
+        self._adapter_rows(num_tokens)
+        return self._wanted(num_tokens, metadata, inputs.wanted_rows[:num_tokens])
+
+    def _launch_layers(
+        self,
+        step: DeviceStep,
+        plan: StepPlan,
+        scheduled: list[KnownSequence],
+        layout: PartsLayout,
+        adapter_rows: LoraRows | None,
+    ) -> torch.Tensor:
+        """The layers of a step that is no graph, and the scores of prompts, which go to the step.
+        Returns the hidden states that are sampled from, [R, hidden]."""
+        inputs, parts = self._inputs, layout.parts
+        metadata = AttentionMetadata(
+            query_start_locations=inputs.query_starts[: parts.count + 1],
+            context_lengths=inputs.context_lengths[: parts.count],
+            block_tables=inputs.block_tables[: parts.count, : parts.width],
+            slot_mapping=inputs.slot_mapping[: parts.num_tokens],
+            num_decodes=parts.num_decodes,
+            host_query_start_locations=layout.starts,
+            host_context_lengths=layout.contexts,
+        )
+        wanted_rows = inputs.wanted_rows[: max(parts.num_wanted, 1)]
+        if not self._batch.scores_prompts:
+            return self._wanted(parts.num_tokens, metadata, wanted_rows)
+        hidden = self._forward(parts.num_tokens, metadata)
         step.prompt_logprobs = score_prompts(
             self._model,
             plan.scheduled,
             [each.new for each in scheduled],
-            starts,
+            layout.starts,
             hidden,
             adapter_rows,
         )
-        if samples.sequences:
-            self._sample_parts(step, samples, sent, hidden, adapter_rows, special)
-        return step
+        return hidden.index_select(0, wanted_rows)
 
-    def _metadata(
-        self, plan: StepPlan, starts: list[int], contexts: list[int]
-    ) -> AttentionMetadata:
-        inputs, num_parts = self._inputs, len(contexts)
-        one = itertools.takewhile(lambda part: part.num_tokens == 1, plan.scheduled)
-        return AttentionMetadata(
-            query_start_locations=inputs.query_starts[: num_parts + 1],
-            context_lengths=inputs.context_lengths[:num_parts],
-            block_tables=inputs.block_tables[:num_parts],
-            slot_mapping=inputs.slot_mapping[: starts[-1]],
-            num_decodes=sum(1 for _ in one),
-            host_query_start_locations=starts,
-            host_context_lengths=contexts,
-        )
+    def _num_blocks(self, context: int) -> int:
+        """Columns of a block table that so long a context takes."""
+        return min(-(-context // self._cache.block_size), self._inputs.block_tables.shape[1])
 
     def _sample_parts(
         self,
@@ -293,10 +338,9 @@ class DeviceRunner:
         special: Rows,
     ) -> None:
         count = len(samples.sequences)
-        last_rows = sent[samples.last_at : samples.last_at + len(samples.last_of)]
+        wanted_rows = self._inputs.wanted_rows[: len(hidden)]
         logits = self._model.compute_logits(
-            hidden.index_select(0, last_rows),
-            None if adapter_rows is None else adapter_rows.take(last_rows),
+            hidden, None if adapter_rows is None else adapter_rows.take(wanted_rows)
         )
         slots = sent[samples.slots_at : samples.slots_at + count]
         logit_rows = sent[samples.rows_at : samples.rows_at + count]
@@ -311,16 +355,31 @@ class DeviceRunner:
 
     # -- what both kinds have in common ----------------------------------------------------------
 
-    def _forward(self, num_tokens: int, metadata: AttentionMetadata) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden] of the inputs that were prepared."""
+    def _forward(
+        self,
+        num_tokens: int,
+        metadata: AttentionMetadata,
+        wanted_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Hidden states of the inputs that were prepared: of all rows, or of those wanted."""
+        cache = self._cache
         context = ForwardContext(
-            self._backend, metadata, self._cache.key_caches, self._cache.value_caches
+            self._backend, metadata, cache.key_caches, cache.value_caches, wanted_rows
         )
         inputs = self._inputs
         hidden: torch.Tensor = self._model(
             inputs.token_ids[:num_tokens], inputs.positions[:num_tokens], context
         )
         return hidden
+
+    def _wanted(
+        self, num_tokens: int, metadata: AttentionMetadata, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden states [R, hidden] of those rows."""
+        if self._adapters is None:
+            return self._forward(num_tokens, metadata, rows)
+        # The layers know the adapters of all rows, not of some.
+        return self._forward(num_tokens, metadata).index_select(0, rows)
 
     def _adapter_rows(self, num_tokens: int) -> LoraRows | None:
         """The adapters of the step's rows, where a graph finds them too; for the layers as well."""

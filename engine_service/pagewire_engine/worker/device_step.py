@@ -27,7 +27,7 @@ class DeviceStep:
     Attributes:
         step: its number.
         sequences: who samples, in the plan's order.
-        download: their tokens; None where nobody samples. A beam's means nothing.
+        download: their tokens, once the device has computed the step; a beam's means nothing.
         logprobs: of those that asked.
         prompt_logprobs, candidates, failed_beams, refused: parts of the result that are known.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -10,7 +12,7 @@ import psutil
 import torch
 
 from pagewire.errors import InvalidArgumentError
-from pagewire_engine.worker.cuda_graphs import CudaRecorder, DecodeGraphs
+from pagewire_engine.worker.cuda_graphs import CudaRecorder, GraphSet, GraphSizes
 
 _GIB = 1 << 30
 # On CPU the pool shares the machine with everything else: a share, and never more than this.
@@ -146,26 +148,45 @@ def measure_largest_step(run: Callable[[], object], device: torch.device) -> Dev
 
 
 def measure_graphs(
-    capture: Callable[[DecodeGraphs], object], sizes: Sequence[int], device: torch.device
+    capture: Callable[[GraphSet], object], sizes: GraphSizes, device: torch.device
 ) -> int:
-    """Bytes of a GPU that CUDA graphs of these batch sizes will take.
+    """Bytes of a GPU that CUDA graphs of these sizes will take.
 
-    The largest is captured, whose memory the others share, and another, for what each takes of its
-    own.
+    Of each kind the largest is captured, whose memory the others share, and another, for what each
+    takes of its own.
 
     Args:
         capture: records graphs; they are let go of afterwards.
-        sizes: rising.
+        sizes: of the graphs.
         device: a CUDA device.
     """
-    if not sizes:
-        return 0
     recorder = CudaRecorder(device)
-    capture(DecodeGraphs(sizes[-2:], 0, recorder))
-    largest, other = recorder.taken[0], recorder.taken[-1]
-    capture(DecodeGraphs())
+    capture(sizes.graphs(recorder, most=2))
+    capture(GraphSet())
     torch.cuda.empty_cache()
-    return largest + (len(sizes) - 1) * other
+    taken = iter(recorder.taken)
+    total = 0
+    for all_sizes in sizes.kinds:
+        own = list(itertools.islice(taken, min(len(all_sizes), 2)))
+        if own:
+            total += own[0] + (len(all_sizes) - 1) * own[-1]
+    return total
+
+
+@contextmanager
+def must_fit(setting: str, what: str, device: torch.device) -> Iterator[None]:
+    """Around allocations without which an engine can't serve.
+
+    Raises:
+        InvalidArgumentError: the device has no memory for them.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InvalidArgumentError(
+            setting,
+            f"no memory is left on {device} for {what}; lower it, or use a smaller model or dtype",
+        ) from error
 
 
 def gib(num_bytes: int) -> str:

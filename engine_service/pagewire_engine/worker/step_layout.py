@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagewire_engine.step import StepPlan
 from pagewire_engine.worker.device_batch import DeviceBatch, KnownSequence
 from pagewire_engine.worker.staging import StepArray
-from pagewire_kernels.gpu.batch_state import FROM_DEVICE
+from pagewire_kernels.gpu.batch_state import FROM_DEVICE, Parts
 
 # Rows of a step, and the sequence of each.
 Rows = Sequence[tuple[int, KnownSequence]]
@@ -22,14 +23,12 @@ class Samples:
         sequences: R sequences, in the plan's order.
         rows: which of the L rows of logits each reads.
         last_of: the parts whose last row is one of these.
-        last_at, rows_at, slots_at, holds_at: where the arrays begin: L rows of the hidden states,
-            and R numbers each.
+        rows_at, slots_at, holds_at: where arrays of R numbers each begin.
     """
 
     sequences: list[KnownSequence]
     rows: list[int]
     last_of: list[int]
-    last_at: int = 0
     rows_at: int = 0
     slots_at: int = 0
     holds_at: int = 0
@@ -45,12 +44,11 @@ class Samples:
                 samples.last_of.append(index)
         return samples
 
-    def add_to(self, array: StepArray, starts: list[int], special: Rows) -> None:
-        """Adds the four to the step's array."""
+    def add_to(self, array: StepArray, special: Rows) -> None:
+        """Adds rows, slots and holds to the step's array."""
         holds = [0] * len(self.sequences)
         for row, sequence in special:
             holds[row] = int(sequence.is_held)
-        self.last_at = array.add([starts[index + 1] - 1 for index in self.last_of])
         self.rows_at = array.add(self.rows)
         self.slots_at = array.add([sequence.slot for sequence in self.sequences])
         self.holds_at = array.add(holds)
@@ -64,6 +62,65 @@ def all_decode(plan: StepPlan, scheduled: list[KnownSequence]) -> bool:
         if len(part.sample_for) != 1 or part.sample_for[0] != part.sequence_id:
             return False
     return True
+
+
+@dataclass(frozen=True)
+class PartsLayout:
+    """A step of any kind, as the device and its launches are told of it.
+
+    Attributes:
+        parts: what the device is told.
+        starts: the first row of each part, and the end of the last.
+        contexts: of each part, its own tokens included.
+    """
+
+    parts: Parts
+    starts: list[int]
+    contexts: list[int]
+
+    @property
+    def num_chunks(self) -> int:
+        """Parts that are not decodes."""
+        return self.parts.count - self.parts.num_decodes
+
+    @property
+    def longest(self) -> int:
+        """The longest context."""
+        return max(self.contexts)
+
+
+def add_parts(
+    array: StepArray,
+    plan: StepPlan,
+    scheduled: list[KnownSequence],
+    samples: Samples,
+    block_size: int,
+) -> PartsLayout:
+    """Adds a step's parts to its array.
+
+    Args:
+        array: the step's.
+        plan: the step's.
+        scheduled: the sequence of each part.
+        samples: who takes a token from it.
+        block_size: tokens in a block.
+    """
+    starts = list(itertools.accumulate((part.num_tokens for part in plan.scheduled), initial=0))
+    contexts = [part.start + part.num_tokens for part in plan.scheduled]
+    one = itertools.takewhile(lambda part: part.num_tokens == 1, plan.scheduled)
+    parts = Parts(
+        records_at=array.add(part_records(plan, scheduled, starts)),
+        tokens_at=array.add(token_ids(plan, scheduled)),
+        wanted_at=array.add([starts[index + 1] - 1 for index in samples.last_of]),
+        num_wanted=len(samples.last_of),
+        count=len(scheduled),
+        num_decodes=sum(1 for _ in one),
+        num_tokens=starts[-1],
+        longest=max(part.num_tokens for part in plan.scheduled),
+        width=-(-max(contexts) // block_size),
+        room=(len(scheduled), starts[-1]),
+    )
+    return PartsLayout(parts, starts, contexts)
 
 
 def part_records(plan: StepPlan, scheduled: list[KnownSequence], starts: list[int]) -> list[int]:

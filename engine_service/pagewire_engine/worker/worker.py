@@ -23,14 +23,18 @@ from pagewire_engine.worker.cache_engine import CacheEngine, bytes_per_block, st
 from pagewire_engine.worker.cache_size import CacheSize
 from pagewire_engine.worker.cuda_graphs import (
     CudaRecorder,
-    DecodeGraphs,
-    graph_sizes,
+    GraphSizes,
     timed_capture,
 )
 from pagewire_engine.worker.device import find_device
 from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.largest_step import largest_step
-from pagewire_engine.worker.memory import gib, measure_graphs, measure_largest_step
+from pagewire_engine.worker.memory import (
+    gib,
+    measure_graphs,
+    measure_largest_step,
+    must_fit,
+)
 from pagewire_engine.worker.model_runner import ModelRunner
 from pagewire_engine.worker.pooling_runner import PoolingRunner
 from pagewire_engine.worker.precision import cache_dtype, dtype_name, model_dtype, quantizes
@@ -82,6 +86,7 @@ class Worker:
         with self._times.phase("weights"):
             self._model = self._load_model(files)
         self._adapters = self._new_adapters()
+        self._max_model_len = self._description.max_model_len
         with self._times.phase("compiling"):
             self._compile_ahead()
         self._cache_size = CacheSize(
@@ -90,7 +95,6 @@ class Worker:
             bytes_per_block(self._model.kv_shape, config.block_size, self._cache_dtype),
             self._description.max_model_len,
         )
-        self._max_model_len = self._description.max_model_len
         self._ran_largest_step = False
         with self._times.phase("largest step"):
             self._num_blocks = self.profile_num_available_blocks()
@@ -173,7 +177,8 @@ class Worker:
         left = memory.left(self._config.gpu_memory_utilization)
         left -= staging_bytes(self._cache_size.block_bytes)
         if not isinstance(runner, ModelRunner | PoolingRunner):
-            left -= measure_graphs(runner.capture, self._graph_sizes(), self._device)
+            with must_fit("max_num_seqs", "CUDA graphs of steps", self._device):
+                left -= measure_graphs(runner.capture, self._graph_sizes(), self._device)
         return left
 
     def _run_largest_step(self, runner: ModelRunner | PoolingRunner | DeviceRunner) -> StepResult:
@@ -217,18 +222,21 @@ class Worker:
         )
 
     def _compile_ahead(self) -> None:
+        config = self._config
         runner = self._new_runner(self._new_cache(num_blocks=1))
         if isinstance(runner, ModelRunner | PoolingRunner):
             return
         # Late: it loads triton, which only CUDA needs.
         from pagewire_engine.worker.compile_ahead import compile_ahead
 
-        compile_ahead(
-            runner,
-            max_num_seqs=self._config.max_num_seqs,
-            max_model_len=self._description.max_model_len,
-            block_size=self._config.block_size,
-        )
+        with must_fit("max_num_seqs", "the inputs of a step", self._device):
+            compile_ahead(
+                runner,
+                self._graph_sizes(),
+                max_num_seqs=config.max_num_seqs,
+                max_model_len=self._max_model_len,
+                block_size=config.block_size,
+            )
 
     def _allocate_cache(self) -> CacheEngine:
         try:
@@ -272,27 +280,37 @@ class Worker:
         # Late: it loads triton, which only CUDA needs.
         from pagewire_engine.worker.device_runner import DeviceRunner
 
-        return DeviceRunner(
-            self._model,
-            cache,
-            self._kernels.attention,
-            vocab_size=description.vocab_size,
-            eos_token_ids=description.eos_token_ids,
-            device=self._device,
+        with must_fit("max_num_seqs", "the state of so many sequences", self._device):
+            return DeviceRunner(
+                self._model,
+                cache,
+                self._kernels.attention,
+                vocab_size=description.vocab_size,
+                eos_token_ids=description.eos_token_ids,
+                device=self._device,
+                max_num_seqs=config.max_num_seqs,
+                max_num_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
+                max_model_len=description.max_model_len,
+                grammars=self._grammars,
+                adapters=self._adapters,
+            )
+
+    def _graph_sizes(self) -> GraphSizes:
+        config, attention = self._config, self._kernels.attention
+        if config.enforce_eager:
+            return GraphSizes()
+        return GraphSizes.of(
             max_num_seqs=config.max_num_seqs,
             max_num_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
-            max_model_len=description.max_model_len,
-            grammars=self._grammars,
-            adapters=self._adapters,
+            max_context=config.max_seq_len_to_capture or self._max_model_len,
+            num_weights=self._num_weights() if attention.captures_chunks else 0,
         )
 
-    def _graph_sizes(self) -> list[int]:
-        if self._config.enforce_eager:
-            return []
-        return graph_sizes(self._config.max_num_seqs)
+    def _num_weights(self) -> int:
+        return sum(weights.numel() for weights in self._model.parameters())
 
     def _prepare_to_launch(self) -> None:
-        """Loads what a first step would wait for, and records the decode steps as graphs.
+        """Loads what a first step would wait for, and records steps as graphs.
 
         Raises:
             InvalidArgumentError: there is no memory for it.
@@ -302,12 +320,11 @@ class Worker:
             return
         if not self._ran_largest_step:
             self._run_largest_step(runner)
-        if not sizes:
+        if not sizes.count:
             return
-        longest = self._config.max_seq_len_to_capture or self._max_model_len
         try:
-            with timed_capture(len(sizes)):
-                runner.capture(DecodeGraphs(sizes, longest, CudaRecorder(self._device)))
+            with timed_capture(sizes.count):
+                runner.capture(sizes.graphs(CudaRecorder(self._device)))
         except torch.OutOfMemoryError as error:
             raise InvalidArgumentError(
                 self._cache_size.memory_setting,

@@ -6,6 +6,7 @@ The only module of the frontend that may import the engine.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -273,11 +274,14 @@ class InProcessEngineClient:
                 replace(submission, request_id=engine_id, told_at_end=at_end),
                 request.adapter,
                 "",
-                self._engine_loop.submit,
+                functools.partial(self._engine_loop.submit, more_follow=request.whole),
             )
         except BaseException:
             _remove(mailboxes, engine_id)
             raise
+        if request.whole:
+            # Behind the tasks that are about to submit the other prompts of the same call.
+            asyncio.get_running_loop().call_soon(self._engine_loop.wake)
         return InProcessTokenStream(engine_id, mailbox, self._engine_loop)
 
     def _publish(self, outputs: StepOutputs) -> None:

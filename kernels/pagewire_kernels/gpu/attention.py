@@ -94,14 +94,16 @@ def decode_splits(num_programs: int, capacity: int) -> tuple[int, int]:
 class TritonAttention(AttentionBackend):
     """Kernels for decodes, for chunks, and for cache writes fused with the rotation.
 
-    Decoding reads nothing but tensors and their shapes, so that a CUDA graph can replay it for
-    other lengths; a context of 0 gives zeros, and a token with a negative slot is not written.
+    Decoding, and chunks of a batch that is on the device, read nothing but tensors and their
+    shapes, so that a CUDA graph can replay them for other lengths; a context of 0 gives zeros, and
+    a token with a negative slot is not written.
     """
 
     name = "triton"
     head_dim_multiple = 1
     fuses_rotation = True
     capturable = True
+    captures_chunks = True
 
     def __init__(self, dependent_launch: bool, shared_memory: int = _AMPLE_SHARED_MEMORY) -> None:
         """
@@ -155,7 +157,7 @@ class TritonAttention(AttentionBackend):
         arguments = (query, key_cache, value_cache, metadata, scale, sliding_window or 0, output)
         if metadata.num_decodes:
             self._decode(*arguments)
-        if len(metadata.context_lengths) > metadata.num_decodes:
+        if metadata.on_device or metadata.context_lengths.shape[0] > metadata.num_decodes:
             self.attend_chunks(*arguments)
         return output
 
@@ -221,15 +223,25 @@ class TritonAttention(AttentionBackend):
         capacity = metadata.block_tables.shape[1] * block_size
         if window:
             capacity = min(capacity, window + tile.keys)
-        num_splits, wanted_splits = decode_splits(num_rows * programs, capacity)
+        if metadata.on_device is None:
+            num_decodes, most_splits = metadata.context_lengths, 0
+            num_splits, wanted_splits = decode_splits(num_rows * programs, capacity)
+            grid, num_parts = (programs, num_splits, num_rows), num_rows * num_splits
+            num_reduced = num_rows if num_splits > 1 else 0
+        else:
+            num_decodes, most_splits = metadata.on_device.num_decodes, _MOST_SPLITS
+            num_splits = wanted_splits = max(num_rows, _ceil_div(_DECODE_PROGRAMS, programs))
+            grid, num_parts = (programs, num_splits, 1), num_splits
+            # More decodes than that are not split.
+            num_reduced = num_splits // 2
         parts = weights = output
-        if num_splits > 1:
-            size = num_rows * num_heads * num_splits
+        if num_reduced:
+            size = num_parts * num_heads
             parts = torch.empty((size, head_dim), dtype=torch.float32, device=query.device)
             weights = torch.empty(size, dtype=torch.float32, device=query.device)
         launch(
             decode_split,
-            (programs, num_splits, num_rows),
+            grid,
             query,
             key_cache,
             value_cache,
@@ -238,6 +250,7 @@ class TritonAttention(AttentionBackend):
             output,
             parts,
             weights,
+            num_decodes,
             scale * _LOG2_E,
             query.stride(0),
             metadata.block_tables.stride(0),
@@ -253,19 +266,21 @@ class TritonAttention(AttentionBackend):
             BLOCK_N=tile.keys,
             STAGES=tile.num_stages,
             LONGEST=_LONGEST_SPLIT,
-            WHOLE=num_splits == 1,
+            WHOLE=num_reduced == 0,
+            MOST=most_splits,
             DEPENDENT=self.dependent_launch,
             dependent=self.dependent_launch,
             num_warps=tile.num_warps,
         )
-        if num_splits > 1:
+        if num_reduced:
             launch(
                 decode_reduce,
-                (num_rows * num_heads,),
+                (num_reduced * num_heads,),
                 parts,
                 weights,
                 metadata.context_lengths,
                 output,
+                num_decodes,
                 num_splits,
                 wanted_splits,
                 NUM_HEADS=num_heads,
@@ -275,6 +290,7 @@ class TritonAttention(AttentionBackend):
                 BLOCK_N=tile.keys,
                 LONGEST=_LONGEST_SPLIT,
                 SPLITS=_REDUCED_AT_ONCE,
+                MOST=most_splits,
                 DEPENDENT=self.dependent_launch,
                 dependent=self.dependent_launch,
                 num_warps=2,
@@ -293,19 +309,23 @@ class TritonAttention(AttentionBackend):
         """The rows after the decodes; window 0: all keys are visible."""
         _, num_heads, head_dim = query.shape
         _, block_size, num_kv_heads, _ = key_cache.shape
-        first = metadata.num_decodes
+        first, num_sequences = metadata.num_decodes, metadata.context_lengths.shape[0]
         group = num_heads // num_kv_heads
         padded_dim = _padded(head_dim)
         item_size = max(query.element_size(), key_cache.element_size())
         tile = chunk_tile(padded_dim, item_size, self.shared_memory)
         packed = min(group, tile.rows)
+        tokens, programs = tile.rows // packed, num_kv_heads * _ceil_div(group, packed)
+        if metadata.on_device is None:
+            num_decodes, counted = metadata.context_lengths, 0
+            grid = (_ceil_div(_longest_chunk(metadata), tokens), programs, num_sequences - first)
+        else:
+            num_decodes, counted = metadata.on_device.num_decodes, num_sequences
+            # Each chunk may end within a tile.
+            grid = (query.shape[0] // tokens + metadata.on_device.max_chunks, programs, 1)
         launch(
             chunk_attention,
-            (
-                _ceil_div(_longest_chunk(metadata), tile.rows // packed),
-                num_kv_heads * _ceil_div(group, packed),
-                len(metadata.context_lengths) - first,
-            ),
+            grid,
             query,
             key_cache,
             value_cache,
@@ -313,6 +333,7 @@ class TritonAttention(AttentionBackend):
             metadata.query_start_locations,
             metadata.context_lengths,
             output,
+            num_decodes,
             scale * _LOG2_E,
             query.stride(0),
             metadata.block_tables.stride(0),
@@ -327,6 +348,8 @@ class TritonAttention(AttentionBackend):
             PACKED_HEADS=packed,
             BLOCK_N=tile.keys,
             STAGES=tile.num_stages,
+            SEQUENCES=counted,
+            PADDED_SEQUENCES=_padded(counted),
             num_warps=tile.num_warps,
         )
 

@@ -7,10 +7,38 @@ short.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from pagewire_kernels.gpu.attention_decode import load_rows
+
+
+@triton.jit
+def counted_tile(
+    query_start_locations: tl.tensor,
+    num_decodes: tl.tensor,
+    tile: tl.tensor,
+    TOKENS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    PADDED_SEQUENCES: tl.constexpr,
+) -> Any:
+    """Which tile of which sequence the tile of that number is, counting those of all chunks.
+
+    Returns:
+        The sequence, and the tile's first token in it; past the last tile, one that none has.
+    """
+    each = tl.arange(0, PADDED_SEQUENCES)
+    is_chunk = (each >= tl.load(num_decodes)) & (each < SEQUENCES)
+    starts = tl.load(query_start_locations + each, mask=is_chunk, other=0)
+    ends = tl.load(query_start_locations + each + 1, mask=is_chunk, other=0)
+    ends_of_tiles = tl.cumsum((ends - starts + TOKENS - 1) // TOKENS, 0)
+    is_before = ends_of_tiles <= tile
+    sequence = tl.minimum(tl.sum(is_before.to(tl.int32), 0), SEQUENCES - 1)
+    first_tile = tl.max(tl.where(is_before, ends_of_tiles, 0), 0)
+    is_tile = tile < tl.max(ends_of_tiles, 0)
+    return sequence, tl.where(is_tile, (tile - first_tile) * TOKENS, 1 << 30)
 
 
 @triton.jit(do_not_specialize=["table_stride", "first_sequence"])
@@ -22,6 +50,7 @@ def chunk_attention(
     query_start_locations: tl.tensor,
     context_lengths: tl.tensor,
     output: tl.tensor,
+    num_decodes: tl.tensor,
     scale: tl.tensor,
     query_stride: tl.tensor,
     table_stride: tl.tensor,
@@ -36,8 +65,11 @@ def chunk_attention(
     PACKED_HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    PADDED_SEQUENCES: tl.constexpr,
 ) -> None:
-    """Programs: (tile of ROWS // PACKED_HEADS tokens, kv head x part of its heads, sequence).
+    """Programs: (tile of ROWS // PACKED_HEADS tokens, kv head x part of its heads, sequence), or
+    with SEQUENCES: (tile of any sequence, the same, 1).
 
     Args:
         query: [T, NUM_KV_HEADS * GROUP, HEAD_DIM], rows query_stride apart.
@@ -47,9 +79,12 @@ def chunk_attention(
         context_lengths: int32.
         output: as the query, contiguous.
         scale: factor (> 0) on query-key products, times log2(e).
-        first_sequence: sequences before it are not computed.
+        num_decodes: int32 [1], with SEQUENCES: so many sequences are not computed.
+        first_sequence: sequences before it are not computed, without.
         WINDOW: keys that are visible, 0 for all.
         PACKED_HEADS: heads of a tile, the GROUP or a part of it.
+        SEQUENCES: 0, or most sequences there are, where the device alone knows how many.
+        PADDED_SEQUENCES: the next power of two.
     """
     TOKENS: tl.constexpr = ROWS // PACKED_HEADS
     PARTS: tl.constexpr = (GROUP + PACKED_HEADS - 1) // PACKED_HEADS
@@ -57,6 +92,15 @@ def chunk_attention(
     first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOKENS
     kv_head = tl.program_id(1) // PARTS
     sequence = first_sequence + tl.program_id(2)
+    if SEQUENCES > 0:
+        sequence, first_token = counted_tile(
+            query_start_locations,
+            num_decodes,
+            tl.num_programs(0) - 1 - tl.program_id(0),
+            TOKENS,
+            SEQUENCES,
+            PADDED_SEQUENCES,
+        )
     start = tl.load(query_start_locations + sequence)
     num_tokens = tl.load(query_start_locations + sequence + 1) - start
     if first_token < num_tokens:

@@ -55,6 +55,18 @@ def used_splits(
     return begin, length, tl.cdiv(num_keys, length)
 
 
+@triton.jit
+def counted_splits(num_decodes: tl.tensor, num_places: tl.tensor, MOST: tl.constexpr) -> Any:
+    """How a launch of num_places programs is shared out where the device alone knows how many
+    decodes there are.
+
+    Returns:
+        The decodes, and over how many programs each is split.
+    """
+    count = tl.load(num_decodes)
+    return count, tl.minimum(num_places // tl.maximum(count, 1), MOST)
+
+
 @triton.jit(do_not_specialize=["table_stride", "num_splits", "wanted_splits"])
 def decode_split(
     query: tl.tensor,
@@ -65,6 +77,7 @@ def decode_split(
     output: tl.tensor,
     parts: tl.tensor,
     part_weights: tl.tensor,
+    num_decodes: tl.tensor,
     scale: tl.tensor,
     query_stride: tl.tensor,
     table_stride: tl.tensor,
@@ -81,9 +94,11 @@ def decode_split(
     STAGES: tl.constexpr,
     LONGEST: tl.constexpr,
     WHOLE: tl.constexpr,
+    MOST: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Programs: (kv head x tile of ROWS of its GROUP query heads, split, sequence).
+    """Programs: (kv head x tile of ROWS of its GROUP query heads, split, sequence), or with MOST:
+    (the same, places, 1), where places are shared out among the decodes there are.
 
     Args:
         query: [B, NUM_KV_HEADS * GROUP, HEAD_DIM], rows query_stride apart.
@@ -93,12 +108,14 @@ def decode_split(
         output: as the query, contiguous; written where no more than one split has keys.
         parts: fp32 [B, heads, num_splits, HEAD_DIM], else: the result of each split with keys.
         part_weights: fp32 [B, heads, num_splits]: log2 of each such split's sum of weights.
+        num_decodes: int32 [1], with MOST: how many sequences there are.
         scale: factor on query-key products, times log2(e).
-        num_splits: of the launch.
+        num_splits: of the launch; with MOST: its places.
         wanted_splits: how many of them are enough for short contexts.
         WINDOW: keys that are visible, 0 for all.
         LONGEST: keys of a split, where there are splits enough.
         WHOLE: there is but one split, and no parts.
+        MOST: 0, or most splits of a sequence.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -107,6 +124,13 @@ def decode_split(
     kv_head = tl.program_id(0) // TILES
     split = tl.program_id(1)
     sequence = tl.program_id(2)
+    if MOST > 0:
+        count, num_splits = counted_splits(num_decodes, num_splits, MOST)
+        wanted_splits = num_splits
+        sequence = tl.program_id(1) // num_splits
+        split = tl.program_id(1) % num_splits
+        if sequence >= count:
+            return
     context = tl.load(context_lengths + sequence)
     begin, length, used = used_splits(context, num_splits, wanted_splits, WINDOW, BLOCK_N, LONGEST)
     if (split >= used) & (split > 0):
@@ -169,6 +193,7 @@ def decode_reduce(
     part_weights: tl.tensor,
     context_lengths: tl.tensor,
     output: tl.tensor,
+    num_decodes: tl.tensor,
     num_splits: tl.tensor,
     wanted_splits: tl.tensor,
     NUM_HEADS: tl.constexpr,
@@ -178,9 +203,10 @@ def decode_reduce(
     BLOCK_N: tl.constexpr,
     LONGEST: tl.constexpr,
     SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Weighs the splits of one head of one sequence a program, SPLITS at a time.
+    """Weighs the splits of one head of one sequence a program, SPLITS at a time. See decode_split.
 
     Args:
         parts: fp32 [programs, num_splits, HEAD_DIM], as `decode_split` leaves them.
@@ -192,6 +218,11 @@ def decode_reduce(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
+    if MOST > 0:
+        count, num_splits = counted_splits(num_decodes, num_splits, MOST)
+        wanted_splits = num_splits
+        if row >= count * NUM_HEADS:
+            return
     context = tl.load(context_lengths + row // NUM_HEADS)
     _, _, used = used_splits(context, num_splits, wanted_splits, WINDOW, BLOCK_N, LONGEST)
     if used <= 1:

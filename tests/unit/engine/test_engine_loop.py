@@ -124,6 +124,22 @@ def test_a_request_is_answered(start: Callable[..., Running]) -> None:
     assert [running.answers.tokens["x", index] for index in (0, 1)] == alone(request)
 
 
+@pytest.mark.parametrize("lengths", [(5, 6, 7), (40, 24)], ids=["woken", "a full step"])
+def test_prompts_that_follow_one_another_share_their_first_step(
+    start: Callable[..., Running], lengths: tuple[int, ...]
+) -> None:
+    steps: list[int] = []
+    running = start(FakeExecutor(32, 4, on_execute=lambda plan: steps.append(len(plan.scheduled))))
+    for number, length in enumerate(lengths):
+        running.loop.submit(submission(f"r{number}", range(length), max_tokens=1), more_follow=True)
+    if sum(lengths) < running.engine.settings.max_num_batched_tokens:
+        assert not running.answers.published
+        running.loop.wake()
+    for number in range(len(lengths)):
+        running.answers.wait_for_end(f"r{number}")
+    assert steps[0] == len(lengths)
+
+
 def test_what_comes_during_a_step_counts_as_waiting_at_once(start: Callable[..., Running]) -> None:
     gate = Gate()
     running = start(FakeExecutor(32, 4, on_execute=gate))

@@ -54,7 +54,9 @@ def test_each_row_has_its_adapter_in_graphs_and_without(tmp_path: Path) -> None:
     )
     for number, folder in enumerate(folders, 1):
         adapters.load(number, AdapterFolder(str(folder)))
-    executor = DeviceExecutor(model, num_blocks=16, graph_sizes=(4,), adapters=adapters)
+    executor = DeviceExecutor(
+        model, num_blocks=16, graph_sizes=(4,), layer_sizes=(16, 32), adapters=adapters
+    )
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     new = [
         NewSequence(i, 0, i, prompt, [], params, adapter=number)
@@ -75,4 +77,5 @@ def test_each_row_has_its_adapter_in_graphs_and_without(tmp_path: Path) -> None:
         for token in executor.execute(StepPlan(1 + step, [], decodes)).sampled:
             outputs[token.sequence_id].append(token.token_id)
     assert executor.runner.num_replays == NUM_TOKENS - 1
+    assert executor.runner.num_layer_replays == 1  # the prompts
     assert outputs == expected

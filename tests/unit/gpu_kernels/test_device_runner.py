@@ -48,6 +48,7 @@ REQUESTS = [
     ),
 ]
 GRAPHS = (2, 8)
+LAYERS = (4, 16, 64)
 
 
 class Answers:
@@ -158,17 +159,25 @@ def test_together_without_graphs(model: CausalLM, reference: Answers) -> None:
     assert executor.runner.num_replays == 0
 
 
-def test_in_chunks(model: CausalLM, reference: Answers) -> None:
-    executor = DeviceExecutor(model, num_blocks=96, graph_sizes=GRAPHS)
+@pytest.mark.parametrize("layers", [(), LAYERS])
+def test_in_chunks(model: CausalLM, reference: Answers, layers: tuple[int, ...]) -> None:
+    executor = DeviceExecutor(model, num_blocks=96, graph_sizes=GRAPHS, layer_sizes=layers)
     answers, engine = run(executor, REQUESTS, max_num_batched_tokens=9)
     same(answers, reference)
     assert engine.stats().num_prefill_chunks > len(REQUESTS)
+    assert (executor.runner.num_layer_replays > 0) is bool(layers)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted(model: CausalLM, reference: Answers, mode: str) -> None:
     cpu_blocks = 24 if mode == "swap" else 0
-    executor = DeviceExecutor(model, num_blocks=14, num_cpu_blocks=cpu_blocks, graph_sizes=GRAPHS)
+    executor = DeviceExecutor(
+        model,
+        num_blocks=14,
+        num_cpu_blocks=cpu_blocks,
+        graph_sizes=GRAPHS,
+        layer_sizes=LAYERS,
+    )
     answers, engine = run(
         executor,
         REQUESTS[:4],
@@ -199,11 +208,14 @@ def test_aborted_in_flight(model: CausalLM, reference: Answers) -> None:
 def test_contexts_beyond_the_captured_length_are_launched_one_by_one(
     model: CausalLM, reference: Answers
 ) -> None:
-    executor = DeviceExecutor(model, num_blocks=96, graph_sizes=GRAPHS, max_context=20)
+    executor = DeviceExecutor(
+        model, num_blocks=96, graph_sizes=GRAPHS, layer_sizes=LAYERS, max_context=20
+    )
     answers, _ = run(executor, REQUESTS[:1])
     assert answers.tokens["greedy", 0] == reference.tokens["greedy", 0]
     # Of contexts 18 to 24, three are no longer than 20.
     assert executor.runner.num_replays == 3
+    assert executor.runner.num_layer_replays == 1  # the prompt of 17
 
 
 @pytest.fixture

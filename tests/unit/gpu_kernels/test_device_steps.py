@@ -17,7 +17,7 @@ from pagewire.structured_output import StructuredOutput
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
-from pagewire_engine.worker.cuda_graphs import DecodeGraphs, graph_sizes
+from pagewire_engine.worker.cuda_graphs import GraphSizes, StepGraphs, decode_sizes
 from tests.fakes.device_executor import DeviceExecutor, RerunRecorder
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 from tests.fakes.step_driver import load
@@ -231,7 +231,7 @@ def test_a_plan_that_only_forgets_launches_nothing(model: CausalLM) -> None:
 
 @pytest.mark.parametrize("most", [1, 3, 8, 100, 256, 1000, 5000])
 def test_sizes_rise_to_the_most_and_are_few(most: int) -> None:
-    sizes = graph_sizes(most)
+    sizes = decode_sizes(most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == most
     assert len(sizes) <= 64
@@ -239,10 +239,50 @@ def test_sizes_rise_to_the_most_and_are_few(most: int) -> None:
 
 
 def test_the_smallest_graph_that_holds_a_step_is_taken() -> None:
-    graphs = DecodeGraphs((1, 2, 4, 8), 100, RerunRecorder())
+    graphs = StepGraphs((1, 2, 4, 8), 100, RerunRecorder())
     graphs.capture(lambda rows: torch.zeros(rows, 3))
     assert [graph.num_rows if graph else None for graph in (
-        graphs.find(1, [5]), graphs.find(3, [5]), graphs.find(8, [5]), graphs.find(9, [5]),
-        graphs.find(3, [5, 101]),
+        graphs.find(1, 5), graphs.find(3, 5), graphs.find(8, 5), graphs.find(9, 5),
+        graphs.find(3, 101),
     )] == [1, 4, 8, None, None]  # fmt: skip
-    assert DecodeGraphs().find(1, [1]) is None
+    assert StepGraphs().find(1, 1) is None
+
+
+def _sizes(num_weights: float, max_context: int = 8192, max_num_tokens: int = 8192) -> GraphSizes:
+    return GraphSizes.of(
+        max_num_seqs=64,
+        max_num_tokens=max_num_tokens,
+        max_context=max_context,
+        num_weights=int(num_weights),
+    )
+
+
+def test_layers_are_graphs_where_launching_them_takes_longer_than_computing() -> None:
+    assert _sizes(1e8).layers[-1] == 2048
+    assert _sizes(1.24e9).layers[-1] == 2048
+    assert 512 < _sizes(8e9).layers[-1] < 2048
+    assert _sizes(1e8, max_num_tokens=100).layers[-1] == 96
+    assert not _sizes(0).layers
+    assert not _sizes(1e12).layers
+
+
+def test_long_contexts_have_graphs_of_their_own() -> None:
+    sizes = _sizes(1e8, max_context=131072)
+    assert sizes.max_contexts == [8192, 131072]
+    graphs = sizes.graphs(RerunRecorder())
+    recorded: list[tuple[int, int]] = []
+    for decodes in graphs.decodes:
+
+        def run(rows: int, context: int = decodes.max_context) -> torch.Tensor:
+            recorded.append((rows, context))
+            return torch.full((rows, 1), context)
+
+        decodes.capture(run)
+    assert len(recorded) == 2 * len(sizes.decodes)
+    for longest, context in ((5, 8192), (8192, 8192), (8193, 131072), (131072, 131072)):
+        graph = graphs.find_decode(3, longest)
+        assert graph is not None
+        assert graph.output[0].item() == context
+    assert graphs.find_decode(3, 131073) is None
+    assert sizes.count == 2 * len(sizes.decodes) + len(sizes.layers)
+    assert _sizes(1e8).max_contexts == [8192]

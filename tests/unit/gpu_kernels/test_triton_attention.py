@@ -14,7 +14,7 @@ from pagewire_kernels.dispatch_record import recorded
 from pagewire_kernels.gpu import attention
 from pagewire_kernels.gpu.attention import TritonAttention, decode_splits, load_backend
 from pagewire_kernels.torch_attention import TorchAttention
-from tests.fakes.attention_batch import Batch, make_batch
+from tests.fakes.attention_batch import Batch, make_batch, on_device
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 3e-3}
 BACKEND = TritonAttention(dependent_launch=False)
@@ -107,6 +107,25 @@ def test_equals_the_reference_for_random_mixes(seed: int) -> None:
         dtype=torch.float16,
     )
     check(batch, draw.choice([None, 1, 17, 64, 65]))
+
+
+@pytest.mark.parametrize(("name", "window"), [*((name, None) for name in BATCHES), (MIXED, 24)])
+def test_a_batch_that_only_the_device_knows(name: str, window: int | None) -> None:
+    decodes, chunks = BATCHES[name]
+    batch = make_batch(decodes, chunks[:3], num_heads=3, num_kv_heads=1, dtype=torch.float16)
+    rows = len(batch.query)
+    expected = attend(TorchAttention(), batch, window)
+    with recorded() as launches:
+        got = attend(BACKEND, on_device(batch, 7, rows + 9), window)
+    torch.testing.assert_close(got[:rows], expected, atol=3e-3, rtol=3e-3)
+    assert launches == {"decode_split": 1, "decode_reduce": 1, "chunk_attention": 1}
+
+
+def test_a_batch_on_the_device_that_fills_its_graph() -> None:
+    layout = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 16}
+    batch = make_batch([70, 3], [(40, 40), (9, 1), (50, 33)], **layout)
+    got = attend(BACKEND, on_device(batch, 5, len(batch.query)))
+    torch.testing.assert_close(got, attend(TorchAttention(), batch), atol=2e-6, rtol=2e-6)
 
 
 def test_rows_of_padding_are_zeros_and_change_no_other() -> None:

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton")
 
 from pagewire_kernels.gpu import batch_state
-from pagewire_kernels.gpu.batch_state import BatchInputs, BatchState, Changes
+from pagewire_kernels.gpu.batch_state import BatchInputs, BatchState, Changes, Parts
 from tests.fakes.hopper_compiler import compile_launches
 
 CPU = torch.device("cpu")
@@ -30,17 +30,19 @@ def prepare_decodes() -> None:
 
 
 def prepare_parts() -> None:
-    batch_state.prepare_parts(
-        STATE,
-        INPUTS,
-        PACKED,
-        parts_at=0,
-        num_parts=1,
+    parts = Parts(
+        records_at=0,
         tokens_at=32,
+        wanted_at=64,
+        num_wanted=1,
+        count=1,
+        num_decodes=0,
+        num_tokens=7,
         longest=7,
         width=2,
-        block_size=16,
+        room=(4, 16),
     )
+    batch_state.prepare_parts(STATE, INPUTS, PACKED, parts, block_size=16)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
@@ -54,4 +56,5 @@ def test_a_kernel_compiles(call: Callable[[], None]) -> None:
 def test_nothing_is_specialised_for_numbers_that_change(kernel: str) -> None:
     function = getattr(batch_state, kernel)
     changing = {name for name in function.arg_names if name.endswith("_at") or "num_" in name}
+    changing |= {name for name in function.arg_names if name.startswith("room_")}
     assert changing <= set(function.do_not_specialize)

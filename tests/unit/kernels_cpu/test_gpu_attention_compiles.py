@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from pagewire_kernels.attention import DeviceCounts
 from pagewire_kernels.gpu import attention
 from pagewire_kernels.gpu.attention import TritonAttention
 from tests.fakes.attention_batch import make_batch
@@ -26,12 +28,18 @@ def compiled(
     *,
     cache_dtype: torch.dtype = torch.bfloat16,
     window: int | None = None,
+    on_device: bool = False,
 ) -> dict[str, Any]:
     """The kernels of a layer's attention by their names."""
     batch = make_batch(decodes, chunks, **layout, dtype=torch.bfloat16, cache_dtype=cache_dtype)
     angles = torch.zeros((1, batch.query.shape[2] // 2))
     positions = torch.zeros(len(batch.query), dtype=torch.int64)
     caches = (batch.key_cache, batch.value_cache)
+    metadata = batch.metadata
+    if on_device:
+        metadata = dataclasses.replace(
+            metadata, on_device=DeviceCounts(torch.zeros(1, dtype=torch.int32), 8)
+        )
     backend = TritonAttention(dependent_launch=True)
 
     def layer() -> None:
@@ -39,13 +47,14 @@ def compiled(
             batch.query, batch.key, batch.value, positions, angles, angles, *caches,
             batch.metadata.slot_mapping,
         )  # fmt: skip
-        backend.paged_attention(query, *caches, batch.metadata, 0.1, window)
+        backend.paged_attention(query, *caches, metadata, 0.1, window)
 
     return {kernel.metadata.name: kernel for kernel in compile_launches(attention, layer)}
 
 
-def test_a_layer_of_decodes_and_chunks() -> None:
-    kernels = compiled(LLAMA_8B, [100], [(40, 20)])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_layer_of_decodes_and_chunks(on_device: bool) -> None:
+    kernels = compiled(LLAMA_8B, [100], [(40, 20)], on_device=on_device)
     assert set(kernels) == {"write_rows", "decode_split", "decode_reduce", "chunk_attention"}
     assert all(kernel.metadata.shared <= SHARED_MEMORY for kernel in kernels.values())
     for name in ("write_rows", "decode_split", "decode_reduce"):

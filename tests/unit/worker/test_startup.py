@@ -16,6 +16,7 @@ from pagewire_engine.build import build_engine
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.compile_ahead import compile_ahead
+from pagewire_engine.worker.cuda_graphs import GraphSizes
 from pagewire_engine.worker.device_runner import DeviceRunner
 from pagewire_kernels.dispatch_record import recorded
 from pagewire_kernels.gpu.attention import TritonAttention
@@ -74,7 +75,13 @@ def test_what_steps_launch_is_compiled_and_not_run(
 
     monkeypatch.setattr(triton.runtime.jit.JITFunction, "warmup", warmup)
     with recorded() as launched:
-        compile_ahead(runner, max_num_seqs=16, max_model_len=128, block_size=16)
+        compile_ahead(
+            runner,
+            GraphSizes([1, 16], [16, 64], [128]),
+            max_num_seqs=16,
+            max_model_len=128,
+            block_size=16,
+        )
     assert set(asked) >= {
         *("dense_gemv", "dense_skinny", "rms_norm_rows", "silu_and_mul_rows"),
         *("write_rows", "decode_split", "chunk_attention"),
