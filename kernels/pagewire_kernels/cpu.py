@@ -45,6 +45,8 @@ _ALLOCATING = (
     "pagewire_choose",
     "pagewire_linear",
     "pagewire_decoder",
+    "pagewire_lora_add",
+    "pagewire_lora_add_embedded",
 )
 
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "errors.h"
 #include "vec.h"
 
 namespace pagewire {
@@ -174,26 +175,33 @@ template <typename Shrink>
 void LoraPlan::run(const LoraLinear& linear, float* output, int64_t output_stride,
                    int64_t num_threads, Shrink shrink) const {
   const int threads = static_cast<int>(std::min<int64_t>(num_threads, blocks_.size()));
+  OutOfMemory failure;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
   for (size_t index = 0; index < blocks_.size(); ++index) {
-    const Block& block = blocks_[index];
-    const LoraSlot& slot = linear.slots[block.slot];
-    if (slot.down == nullptr) continue;
-    const int64_t total_rank = total_rank_of(linear, slot);
-    thread_local std::vector<float> memory;
-    memory.resize(block.count * total_rank);
-    float* shrunk[kBlockRows];
-    float* out[kBlockRows];
-    for (int32_t m = 0; m < block.count; ++m) {
-      shrunk[m] = memory.data() + m * total_rank;
-      out[m] = output + rows_[block.first + m] * output_stride;
-    }
-    for_dtype(slot.dtype, [&]<typename T>() {
-      shrink.template operator()<T>(slot, &rows_[block.first], block.count, total_rank, shrunk);
-      for (int32_t m = 0; m < block.count; ++m) scale(linear, slot, shrunk[m]);
-      expand<T>(linear, slot, block.count, total_rank, shrunk, out);
-    });
+    failure.watch([&] { run_block(linear, blocks_[index], output, output_stride, shrink); });
   }
+  failure.rethrow();
+}
+
+template <typename Shrink>
+void LoraPlan::run_block(const LoraLinear& linear, const Block& block, float* output,
+                         int64_t output_stride, Shrink shrink) const {
+  const LoraSlot& slot = linear.slots[block.slot];
+  if (slot.down == nullptr) return;
+  const int64_t total_rank = total_rank_of(linear, slot);
+  thread_local std::vector<float> memory;
+  memory.resize(block.count * total_rank);
+  float* shrunk[kBlockRows];
+  float* out[kBlockRows];
+  for (int32_t m = 0; m < block.count; ++m) {
+    shrunk[m] = memory.data() + m * total_rank;
+    out[m] = output + rows_[block.first + m] * output_stride;
+  }
+  for_dtype(slot.dtype, [&]<typename T>() {
+    shrink.template operator()<T>(slot, &rows_[block.first], block.count, total_rank, shrunk);
+    for (int32_t m = 0; m < block.count; ++m) scale(linear, slot, shrunk[m]);
+    expand<T>(linear, slot, block.count, total_rank, shrunk, out);
+  });
 }
 
 void LoraPlan::add(const LoraLinear& linear, const float* input, int64_t input_stride,
@@ -226,21 +234,28 @@ void LoraPlan::add_embedded(const LoraLinear& table, const int64_t* ids, float* 
 
 extern "C" {
 
-// output[r] += scale * up (down input[r]) by the adapter in slots[r], below 0: none.
-void pagewire_lora_add(const void* linear, const int32_t* slots, const float* input, float* output,
-                       int64_t num_rows, int64_t input_stride, int64_t output_stride,
-                       int64_t num_threads) {
-  pagewire::LoraPlan(slots, num_rows)
-      .add(*static_cast<const pagewire::LoraLinear*>(linear), input, input_stride, output,
-           output_stride, num_threads);
+// output[r] += scale * up (down input[r]) by the adapter in slots[r], below 0: none. 1 where memory
+// runs out.
+int32_t pagewire_lora_add(const void* linear, const int32_t* slots, const float* input,
+                          float* output, int64_t num_rows, int64_t input_stride,
+                          int64_t output_stride, int64_t num_threads) {
+  using namespace pagewire;
+  return status_of([&] {
+    LoraPlan(slots, num_rows)
+        .add(*static_cast<const LoraLinear*>(linear), input, input_stride, output, output_stride,
+             num_threads);
+  });
 }
 
 // The same with what `down` holds for ids[r] in place of a product.
-void pagewire_lora_add_embedded(const void* table, const int32_t* slots, const int64_t* ids,
-                                float* output, int64_t num_rows, int64_t output_stride,
-                                int64_t num_threads) {
-  pagewire::LoraPlan(slots, num_rows)
-      .add_embedded(*static_cast<const pagewire::LoraLinear*>(table), ids, output, output_stride,
-                    num_threads);
+int32_t pagewire_lora_add_embedded(const void* table, const int32_t* slots, const int64_t* ids,
+                                   float* output, int64_t num_rows, int64_t output_stride,
+                                   int64_t num_threads) {
+  using namespace pagewire;
+  return status_of([&] {
+    LoraPlan(slots, num_rows)
+        .add_embedded(*static_cast<const LoraLinear*>(table), ids, output, output_stride,
+                      num_threads);
+  });
 }
 }

@@ -45,6 +45,10 @@ class LoraPlan {
   template <typename Shrink>
   void run(const LoraLinear& linear, float* output, int64_t output_stride, int64_t num_threads,
            Shrink shrink) const;
+
+  template <typename Shrink>
+  void run_block(const LoraLinear& linear, const Block& block, float* output,
+                 int64_t output_stride, Shrink shrink) const;
 };
 
 }  // namespace pagewire
