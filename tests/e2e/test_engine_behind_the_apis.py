@@ -162,7 +162,7 @@ def test_a_closed_http_connection_stops_both_sequences_and_returns_every_block(
     served: Served,
 ) -> None:
     """vllm PR#14326."""
-    aborted = figure(served, "request_success_total", finished_reason="abort")
+    aborted = _aborted(served)
     address = urlsplit(served.http)
     connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
     body = {"model": MODEL, "prompt": "Once", "n": 2, "stream": True}
@@ -179,14 +179,14 @@ def test_a_closed_http_connection_stops_both_sequences_and_returns_every_block(
     response.close()
     connection.close()
     _is_at_rest(served)
-    assert figure(served, "request_success_total", finished_reason="abort") == aborted + 2
+    wait_until(lambda: _aborted(served) == aborted + 2, "both sequences were aborted")
 
 
 def test_a_closed_grpc_connection_stops_both_sequences_and_returns_every_block(
     served: Served,
 ) -> None:
     """vllm PR#14326."""
-    aborted = figure(served, "request_success_total", finished_reason="abort")
+    aborted = _aborted(served)
     request = generate("Once", n=2, max_tokens=1000, ignore_eos=True, temperature=1.0)
     with grpc.insecure_channel(served.grpc) as channel:
         begun: set[int] = set()
@@ -196,7 +196,11 @@ def test_a_closed_grpc_connection_stops_both_sequences_and_returns_every_block(
                 break
         wait_until(lambda: figure(served, "kv_blocks", state="held") > 0, "blocks are held")
     _is_at_rest(served)
-    assert figure(served, "request_success_total", finished_reason="abort") == aborted + 2
+    wait_until(lambda: _aborted(served) == aborted + 2, "both sequences were aborted")
+
+
+def _aborted(served: Served) -> float:
+    return figure(served, "request_success_total", finished_reason="abort")
 
 
 def _is_at_rest(served: Served) -> None:
