@@ -407,6 +407,7 @@ class LLM:
                 _listed(text_2),
                 use_activation,
                 truncate_prompt_tokens,
+                self._most_in_flight,
                 use_tqdm,
             )
         )
@@ -476,7 +477,12 @@ class LLM:
         self._check_open()
         return self._loop.run(
             run_pooling(
-                self._generation, _listed(prompts), params, truncate_prompt_tokens, use_tqdm
+                self._generation,
+                _listed(prompts),
+                params,
+                truncate_prompt_tokens,
+                self._most_in_flight,
+                use_tqdm,
             )
         )
 

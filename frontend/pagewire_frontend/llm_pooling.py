@@ -85,16 +85,17 @@ async def run_pooling(
     prompts: Sequence[Any],
     params: PoolingParams,
     truncate_prompt_tokens: int | None,
+    most_in_flight: int,
     use_tqdm: bool,
 ) -> list[PooledPrompt]:
-    """One result a prompt.
+    """One result a prompt, of which the engine has at most so many at a time.
 
     Raises:
         InvalidArgumentError: a prompt or a parameter can't be served. Nothing has run then.
         FailedPreconditionError: the model can't do this.
     """
     read = [_prompt(f"prompts[{n}]", prompt) for n, prompt in enumerate(prompts)]
-    request = PoolingRequest(read, params, truncate_prompt_tokens)
+    request = PoolingRequest(read, params, truncate_prompt_tokens, most_in_flight=most_in_flight)
     return await _with_progress(generation, request, use_tqdm)
 
 
@@ -104,6 +105,7 @@ async def run_scoring(
     texts: Sequence[Any],
     use_activation: bool | None,
     truncate_prompt_tokens: int | None,
+    most_in_flight: int,
     use_tqdm: bool,
 ) -> list[ScoringRequestOutput]:
     """One result a text; for the errors see `run_pooling`."""
@@ -117,6 +119,7 @@ async def run_scoring(
             [],
             PoolingParams(task=Task.CLASSIFY, use_activation=use_activation),
             truncate_prompt_tokens,
+            most_in_flight=most_in_flight,
         ),
     )
     pooled = await _with_progress(generation, scoring.request, use_tqdm)

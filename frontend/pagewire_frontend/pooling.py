@@ -24,7 +24,7 @@ from pagewire_frontend.tokenizer import Tokenizer
 MAX_PROMPTS = 2048
 # Those of one call that the engine has at a time: enough to fill its steps, and few enough to leave
 # room in its queue for other calls.
-_MOST_IN_FLIGHT = 256
+_USUAL_IN_FLIGHT = 256
 # Less than this is tokenised at once: a thread would cost more.
 _FEW_CHARACTERS = 8_000
 _FEW_PROMPTS = 32
@@ -61,6 +61,7 @@ class PoolingRequest:
         add_special_tokens: let the tokenizer add its control tokens to a text.
         tenant: whose fair share they count on.
         priority: lower runs first.
+        most_in_flight: prompts that the engine has at a time.
     """
 
     prompts: Sequence[PoolingPrompt]
@@ -71,6 +72,7 @@ class PoolingRequest:
     add_special_tokens: bool = True
     tenant: str = ""
     priority: int = 0
+    most_in_flight: int = _USUAL_IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ async def pool(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(_MOST_IN_FLIGHT, len(engine_requests))):
+            for _ in range(min(request.most_in_flight, len(engine_requests))):
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,13 +153,17 @@ async def test_a_cancelled_call_aborts_all_that_runs() -> None:
     assert len(engine.aborted) == 6
 
 
-async def test_a_call_with_many_prompts_leaves_room_in_the_queue() -> None:
+@pytest.mark.parametrize("bound", [None, 7])
+async def test_a_call_with_many_prompts_leaves_room_in_the_queue(bound: int | None) -> None:
     engine = embedder(hang_after=0)
-    running = asyncio.ensure_future(pool(await generation(engine), texts(*["a"] * 600)))
-    await until(lambda: len(engine.requests) == 256)
+    request = texts(*["a"] * 600)
+    if bound is not None:
+        request = replace(request, most_in_flight=bound)
+    running = asyncio.ensure_future(pool(await generation(engine), request))
+    await until(lambda: len(engine.requests) == (bound or 256))
     for _ in range(20):
         await asyncio.sleep(0)
-    assert len(engine.requests) == 256
+    assert len(engine.requests) == (bound or 256)
     running.cancel()
     await asyncio.wait([running])
 
