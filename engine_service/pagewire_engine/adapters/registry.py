@@ -82,6 +82,7 @@ class LoadedAdapter:
         is_leaving: no request may name it any more.
         is_there: its weights are in host memory.
         is_kept: they must stay there.
+        is_fetched: they are being read again.
         last_used: when its weights were last wanted, seconds of the monotonic clock.
     """
 
@@ -343,7 +344,9 @@ class AdapterRegistry:
             self._wait_until_unused(versions, timeout_s, still_wanted, end_requests)
         except BaseException:
             with self._changed:
-                current.is_leaving = False
+                # A load in place may have replaced it meanwhile: then it leaves all the same.
+                current.is_leaving = self._current.get(name) is not current
+                self._retire_if_unused(current)
             raise
         memory = self._workers.adapter_memory()
         freed = [each for each in versions if self._retire(each)]
@@ -484,29 +487,37 @@ class AdapterRegistry:
 
     def _fetch(self, adapter: LoadedAdapter) -> None:
         """Reads an adapter again whose weights had to go."""
+        failure: PagewireError | None = None
         try:
-            with self._reading:
-                self._make_room()
-                found = self._workers.load_adapter(adapter.number, adapter.folder)
-            if found.weights_version != adapter.description.weights_version:
-                self._workers.drop_adapter(adapter.number)
-                raise FailedPreconditionError(
-                    f"the files of the adapter {adapter.name!r} have changed since it was loaded; "
-                    "load it again, in_place",
-                    field="model",
-                )
-            with self._changed:
-                adapter.is_there = True
+            self._read_again(adapter)
         except PagewireError as error:
-            self._tell_failure(adapter, error)
+            failure = error
         except Exception as error:
             logger.exception("Adapter %r could not be read again.", adapter.name)
             failure = InternalError(f"the adapter could not be read ({type(error).__name__})")
+        with self._changed:
+            # It may have been unloaded meanwhile: then nobody else lets go of what was read.
+            is_gone = self._by_number.get(adapter.number) is not adapter
+            adapter.is_there = failure is None and not is_gone
+            # Before the failure is told: a request that comes after it wants another attempt.
+            adapter.is_fetched = False
+        if is_gone:
+            self._workers.drop_adapter(adapter.number)
+        elif failure is not None:
             self._tell_failure(adapter, failure)
-        finally:
-            with self._changed:
-                adapter.is_fetched = False
-            self._wake()
+        self._wake()
+
+    def _read_again(self, adapter: LoadedAdapter) -> None:
+        with self._reading:
+            self._make_room()
+            found = self._workers.load_adapter(adapter.number, adapter.folder)
+        if found.weights_version != adapter.description.weights_version:
+            self._workers.drop_adapter(adapter.number)
+            raise FailedPreconditionError(
+                f"the files of the adapter {adapter.name!r} have changed since it was loaded; "
+                "load it again, in_place",
+                field="model",
+            )
 
     def _tell_failure(self, adapter: LoadedAdapter, error: PagewireError) -> None:
         logger.error("adapter %r can't be used any more: %s", adapter.name, error.message)
