@@ -354,7 +354,7 @@ class EngineLink:
             if info.epoch != attached.epoch:
                 raise TransportError("the engine restarted while we attached")
             if old is not None and old.epoch != attached.epoch:
-                await self.adapters.restore(self.control)
+                await self.adapters.restore(self.control, self._window_s)
             session = WireSession(attached, self.control.host, self._context, self._on_failure)
             await session.connect(attached)
             self._adopt(session, info)
