@@ -17,9 +17,10 @@ class Access:
     """
 
     def __init__(self, config: FrontendConfig) -> None:
-        given = "" if config.api_key is None else config.api_key.get_secret_value()
+        # An empty key is refused there: whoever gave it does not want an open server.
+        given = () if config.api_key is None else config.api_key.get_secret_value().split(",")
         self.keys = ApiKeys(
-            given.split(",") if given else (),
+            given,
             None if config.api_key_file is None else Path(config.api_key_file),
         )
         self._limits = RequestLimits(config.max_requests_per_minute, config.max_concurrent_requests)

@@ -55,6 +55,12 @@ class ServePlan:
     page_root_path: str = ""
 
     @property
+    def page_host(self) -> str:
+        """Where the page listens: it has no TLS, so with TLS others reach it through a proxy of
+        this machine only."""
+        return self.frontend.host if self.frontend.tls_cert is None else "localhost"
+
+    @property
     def ready_line(self) -> str:
         """The line that tells people where everything is."""
         host = shown_host(self.frontend.host)
@@ -64,7 +70,7 @@ class ServePlan:
             f"gRPC {host}:{self.frontend.grpc_port}",
         ]
         if self.ui_port:
-            parts.append(f"chat page http://{host}:{self.ui_port}")
+            parts.append(f"chat page http://{shown_host(self.page_host)}:{self.ui_port}")
         return "pagewire is ready: " + ", ".join(parts)
 
 
@@ -105,6 +111,11 @@ def make_plan(
         **ports,
     )
     frontend, page_key = _let_us_in(frontend, private_folder)
+    if frontend.tls_client_ca and settings.ui_port and not page_key and settings.ui_auth is None:
+        raise SettingsError(
+            "--tls-client-ca: the chat page asks nobody for a certificate; give it a login "
+            "(--ui-auth), or do without it (--ui-port 0)"
+        )
     model = settings.model if settings.model is not None else embedded_model()
     return ServePlan(
         engine=EngineConfig(**engine_values, model=model, host=LOOPBACK, port=engine_port),
@@ -182,14 +193,14 @@ def make_services(plan: ServePlan) -> list[Service]:
         ),
     ]
     if plan.ui_port:
-        services.append(_page(plan, host))
+        services.append(_page(plan))
     return services
 
 
-def _page(plan: ServePlan, host: str) -> Service:
+def _page(plan: ServePlan) -> Service:
     flags = [
         f"--frontend={_grpc_target(plan.frontend)}",
-        f"--host={plan.frontend.host}",
+        f"--host={plan.page_host}",
         f"--port={plan.ui_port}",
         f"--log-level={plan.frontend.log_level}",
         f"--log-format={plan.frontend.log_format}",
@@ -204,6 +215,8 @@ def _page(plan: ServePlan, host: str) -> Service:
     elif plan.page_key is not None:
         # The page's own key must not let everybody in who opens it.
         flags.append("--login")
+
+    host = _probed_host(plan.page_host)
 
     async def is_ready() -> bool:
         return await http_answers(host, plan.ui_port, "/")

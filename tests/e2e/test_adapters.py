@@ -155,9 +155,9 @@ async def _tokens(http: httpx.AsyncClient, model: str) -> list[int]:
 async def _until_it_runs(server: FrontendServer) -> None:
     """Returns once a request of the first adapter runs."""
     running = 0
-    while not running:
-        running = (await _list(server)).adapters[0].num_running_requests
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(60):
+        while not running:
+            running = (await _list(server)).adapters[0].num_running_requests
 
 
 async def test_the_model_s_name_selects_the_adapter(tiny: Tiny, server: FrontendServer) -> None:

@@ -18,7 +18,8 @@ from pagewire_frontend.bench.settings import BenchSettings
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.serve_settings import ServeSettings
 from pagewire_ui.config import UiConfig
-from tests.e2e.serve_process import Served
+from tests.e2e.serve_process import Served, ServeProcess
+from tests.fakes.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def test_the_examples_are_all_of_a_kind_that_is_tested() -> None:
-    assert len(CURL) == 1
+    assert len(CURL) == 2
     assert len(PYTHON) == 4
     assert {language for language, _ in BLOCKS} == {"sh", "python", "yaml", "text"}
 
@@ -59,6 +60,18 @@ def test_the_examples_are_all_of_a_kind_that_is_tested() -> None:
 def test_curl_is_answered(served: Served, tmp_path: Path) -> None:
     answer = run(["bash", "-c", f"curl -sSf{at_its_ports(CURL[0], served)[4:]}"], tmp_path)
     assert "Paris" in answer
+
+
+def test_the_adapter_is_served_and_answers(tmp_path: Path, smollm2_path: Path) -> None:
+    (command,) = [line for line in COMMANDS if "--enable-lora" in line]
+    (arguments,) = re.findall(r'ARGS="(.*)"', command)
+    flags = arguments.replace("tests/adapters", str(ROOT / "tests/adapters")).split()
+    flags += ["--http-port=0", "--grpc-port=0", f"--ui-port={free_port()}"]
+    with ServeProcess([f"--model={smollm2_path}", *flags], cwd=tmp_path) as process:
+        example = at_its_ports(CURL[1], Served(process))
+        answer = run(["bash", "-c", f"curl -sSf{example[4:]}"], tmp_path)
+    assert '"model":"pirate"' in answer
+    assert "arr" in answer.lower()
 
 
 @pytest.mark.parametrize("example", PYTHON, ids=["openai", "grpc", "offline", "structured"])

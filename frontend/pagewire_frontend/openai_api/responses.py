@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagewire.errors import PagewireError
+from pagewire.errors import InvalidArgumentError, PagewireError
 from pagewire.outputs import FinishReason
 from pagewire_frontend.faults import as_pagewire_error, renaming
 from pagewire_frontend.openai_api.body_reading import read_body
@@ -53,12 +54,13 @@ class ResponsesApi:
         names = {"prompt": "messages", "prompt_token_ids": "messages"} | chat.field_names
         with in_our_words(), renaming(names):
             generation_request = await chat_request(self._serving, request, chat)
+        head = _head(body, generation_request.model, stored)
+        _check_depth(head, body.input_items)
         generation = await self._serving.start(
             generation_request,
             {name: our_name(theirs) for name, theirs in names.items()}
             | {"max_tokens": "max_output_tokens"},
         )
-        head = _head(body, generation_request.model, stored)
 
         def keep(response: dict[str, Any]) -> None:
             if stored:
@@ -191,6 +193,20 @@ class _Reply:
         told = {"code": error.code.name.lower(), "message": str(error)}
         response = {**self._begun(), "status": "failed", "error": told}
         return {**response, "output": self._output.items}
+
+
+def _check_depth(head: dict[str, Any], items: list[dict[str, Any]]) -> None:
+    """What is sent back was read by a parser that goes deeper than its writer.
+
+    Raises:
+        InvalidArgumentError: it could not be written.
+    """
+    try:
+        orjson.dumps([head, items])
+    except TypeError:
+        raise InvalidArgumentError(
+            "input", "it, metadata, text, reasoning and tools must be nested less deeply"
+        ) from None
 
 
 def _head(body: ResponsesBody, model: str, stored: bool) -> dict[str, Any]:

@@ -294,3 +294,28 @@ def test_the_store_forgets_the_oldest_and_never_holds_more_than_it_may() -> None
     for number in kept:
         store.delete("t", f"r{number}")
     assert store._num_bytes == 0
+
+
+def _nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"metadata": {"a": _nested(400)}},
+        {"input": [{"role": "user", "content": "hi", "extra": _nested(400)}], "store": True},
+    ],
+    ids=["metadata", "input"],
+)
+async def test_what_could_not_be_sent_back_is_refused_before_anything_runs(
+    body: dict[str, Any],
+) -> None:
+    engine = replying()
+    async with http_client(await make_serving(engine, response_store=10)) as http:
+        answer = await http.post("/v1/responses", json={"input": "hi", **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+    assert engine.requests == []

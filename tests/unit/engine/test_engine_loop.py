@@ -188,7 +188,10 @@ def test_an_idle_loop_sleeps_and_wakes_at_once(start: Callable[..., Running]) ->
     running.loop.submit(submission("a", range(5)))
     running.answers.wait_for_end("a")
     # Its last step is published before it is over.
-    time.sleep(0.05)
+    deadline = time.monotonic() + 10
+    while running.loop.progress().busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert running.loop._thread.ident is not None
     clock = time.pthread_getcpuclockid(running.loop._thread.ident)
     step, cpu = running.loop.progress().step, time.clock_gettime(clock)

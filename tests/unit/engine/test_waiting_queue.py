@@ -179,7 +179,7 @@ def test_a_long_line_costs_no_more_than_a_short_one() -> None:
         return best
 
     # Linear would be 500 times.
-    assert seconds(10_000) < 8 * seconds(20)
+    assert seconds(10_000) < 50 * seconds(20)
 
 
 class WaitingQueueMachine(RuleBasedStateMachine):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import trustme
 
 from pagewire.config import EngineConfig
 from pagewire.settings import SettingsError, parse_settings
@@ -143,3 +145,32 @@ def test_a_missing_part_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SettingsError, match=r"pip install 'pagewire\[ui\]', or .* --ui-port 0"):
         plan("m", "--ui-port=7860")
     assert plan("m", "--ui-port=0")
+
+
+def test_the_page_is_no_way_around_certificates(certificates: dict[str, str]) -> None:
+    tls = [f"--{name}={certificates[name]}" for name in ("tls-cert", "tls-key")]
+    own = f"--tls-client-ca={certificates['tls-client-ca']}"
+    beyond = plan("m", "--host=*", *tls)
+    assert "--host=localhost" in flags(make_services(beyond)[2])
+    assert "https://" in beyond.ready_line
+    assert "chat page http://localhost:" in beyond.ready_line
+    with pytest.raises(SettingsError, match="--ui-auth"):
+        plan("m", *tls, own)
+    for allowed in ("--ui-port=0", "--ui-auth=me:secret", "--api-key=k"):
+        plan("m", *tls, own, allowed)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> dict[str, str]:
+    issuer = trustme.CA()
+    issued = issuer.issue_cert("localhost")
+    paths = {name: str(tmp_path / name) for name in ("tls-cert", "tls-key", "tls-client-ca")}
+    issued.cert_chain_pems[0].write_to_path(paths["tls-cert"])
+    issued.private_key_pem.write_to_path(paths["tls-key"])
+    issuer.cert_pem.write_to_path(paths["tls-client-ca"])
+    return paths
+
+
+def test_an_empty_key_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--api-key"):
+        plan("m", "--api-key=")
