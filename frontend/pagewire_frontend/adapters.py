@@ -114,12 +114,19 @@ class AdapterDirectory:
         if not (info.has_tokenizer or info.has_chat_template):
             return KnownAdapter(info, self._text)
         files = await self._client.adapter_files(info.name)
+        return await asyncio.to_thread(self._read, info, files)
+
+    def _read(self, info: engine_pb2.AdapterInfo, files: Mapping[str, bytes]) -> KnownAdapter:
+        """With its own text side, or with what is wrong with it: others are served all the same."""
         try:
-            text = await asyncio.to_thread(self._text_of, files)
+            return KnownAdapter(info, self._text_of(files))
         except PagewireError as error:
-            logger.error("adapter %r can't be used: %s", info.name, error.message)
-            return KnownAdapter(info, self._text, error.message)
-        return KnownAdapter(info, text)
+            trouble = error.message
+            logger.error("adapter %r can't be used: %s", info.name, trouble)
+        except BaseException as error:  # a panic in `tokenizers` is no Exception
+            trouble = f"its tokenizer or chat template can't be read ({type(error).__name__})"
+            logger.exception("adapter %r can't be used", info.name)
+        return KnownAdapter(info, self._text, trouble)
 
     def _text_of(self, files: Mapping[str, bytes]) -> TextSide:
         """The model's tokenizer and template, in place of which come those that the files hold."""

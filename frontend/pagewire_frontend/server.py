@@ -221,6 +221,9 @@ class FrontendServer:
                     await self._serving.generation.adapters.refresh()
             except PagewireError as error:
                 logger.debug("the engine did not tell its adapters: %s", error)
+            except Exception:
+                # Not the end of it: whatever was loaded later would not be found.
+                logger.exception("the engine's adapters could not be learnt; trying again")
 
     async def _adopt_model(self, client: EngineClient) -> None:
         try:
