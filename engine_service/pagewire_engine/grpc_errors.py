@@ -11,7 +11,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from pagewire.errors import InternalError, PagewireError
+from pagewire.errors import InternalError, PagewireError, shortened
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +22,15 @@ def status_of(error: PagewireError) -> grpc.Status:
     details: list[any_pb2.Any] = []
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
+            field=shortened(error.field), description=shortened(error.message)
         )
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(int(error.retry_after_s * 1000))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
-    rich = status_pb2.Status(code=int(error.code), message=str(error), details=details)
+    message = shortened(str(error))
+    rich = status_pb2.Status(code=int(error.code), message=message, details=details)
     status: grpc.Status = rpc_status.to_status(rich)
     return status
 

@@ -5,6 +5,18 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+# A status travels in gRPC's trailing metadata, as text that may triple and again in its details;
+# clients refuse more than 8 KiB of that, with an error of their own.
+_MOST_BYTES_TOLD = 1024
+
+
+def shortened(text: str) -> str:
+    """What a gRPC status can say of a text, which may quote what a client sent."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= _MOST_BYTES_TOLD:
+        return text
+    return data[:_MOST_BYTES_TOLD].decode("utf-8", "ignore") + " ..."
+
 
 class ErrorCode(IntEnum):
     """The google.rpc.Code values pagewire uses."""

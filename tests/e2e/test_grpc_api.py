@@ -104,6 +104,13 @@ async def test_every_address_of_the_machine_answers_where_asked_for() -> None:
             assert models.models[0].id == MODEL
 
 
+async def test_a_long_name_is_quoted_in_part_and_the_error_is_the_server_s(stub: Any) -> None:
+    request = inference_pb2.GenerateRequest(model="é" * 5000, text="hi")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GenerateUnary(request)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 async def test_tokens_and_text_there_and_back(stub: Any) -> None:
     tokens = await stub.Tokenize(inference_pb2.TokenizeRequest(text="é<s>"))
     assert list(tokens.token_ids) == ids_of("é<s>")

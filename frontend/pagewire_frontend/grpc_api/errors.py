@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from pagewire.errors import PagewireError
+from pagewire.errors import PagewireError, shortened
 from pagewire.v1 import inference_pb2
 from pagewire_frontend.errors import ChatTemplateError, TokenIdsOnlyError
 from pagewire_frontend.faults import as_pagewire_error, retry_delay_s
@@ -93,7 +93,7 @@ def to_status(error: PagewireError, *, beam_search: bool = False) -> status_pb2.
     details: list[Message] = []
     if path:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=path, description=error.message
+            field=shortened(path), description=shortened(error.message)
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, ChatTemplateError):
@@ -103,7 +103,7 @@ def to_status(error: PagewireError, *, beam_search: bool = False) -> status_pb2.
         delay = Duration()
         delay.FromNanoseconds(int(retry_after_s * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    status = status_pb2.Status(code=int(error.code), message=message)
+    status = status_pb2.Status(code=int(error.code), message=shortened(message))
     for detail in details:
         packed = AnyMessage()
         packed.Pack(detail)

@@ -50,15 +50,16 @@ class ResponseStore:
             )
         return self.enabled and store is not False
 
-    def add(self, tenant: str, stored: StoredResponse) -> None:
-        """Keeps an answer, unless it alone is larger than all the room."""
+    def add(self, tenant: str, stored: StoredResponse) -> bool:
+        """Keeps an answer, unless it alone is larger than all the room: then returns False."""
         data = orjson.dumps([stored.response, stored.input_items])
         if len(data) > self._max_bytes:
-            return
+            return False
         self._kept[tenant, stored.response["id"]] = data
         self._num_bytes += len(data)
         while self._num_bytes > self._max_bytes:
             self._num_bytes -= len(self._kept.popitem(last=False)[1])
+        return True
 
     def get(self, tenant: str, response_id: str, field: str = "response_id") -> StoredResponse:
         """An answer. Raises NotFoundError, naming `field`."""

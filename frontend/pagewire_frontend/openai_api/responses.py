@@ -65,7 +65,7 @@ class ResponsesApi:
         def keep(response: dict[str, Any]) -> None:
             if stored:
                 items = [*earlier, *body.input_items]
-                self._store.add(tenant, StoredResponse(response, items))
+                response["store"] = self._store.add(tenant, StoredResponse(response, items))
 
         reply = _Reply(generation, head, body, keep)
         if body.stream:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import logging
+from urllib.parse import quote
 
 import grpc
 import orjson
@@ -16,6 +18,7 @@ from pagewire.errors import (
     ResourceExhaustedError,
     UnavailableError,
     error_from_code,
+    shortened,
 )
 from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.errors import TokenIdsOnlyError
@@ -178,3 +181,17 @@ def test_an_unexpected_exception_is_logged_without_its_message(
     assert prompt not in caplog.text
     assert "ValueError" in caplog.text
     assert "test_error_mapping.py" in caplog.text
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "漢", "🙂", "\ud800"])
+def test_what_a_status_quotes_fits_in_the_metadata_that_clients_take(letter: str) -> None:
+    status = to_status(InvalidArgumentError("model", f"{letter * 9000} is not served here"))
+    sent = len(quote(status.message)) + len(base64.b64encode(status.SerializeToString()))
+    assert sent < 8000
+    assert status.message.startswith("model: ")
+    assert status.message.endswith(" ...")
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 1024])
+def test_what_is_short_is_told_whole(text: str) -> None:
+    assert shortened(text) == text

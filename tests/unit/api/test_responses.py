@@ -319,3 +319,11 @@ async def test_what_could_not_be_sent_back_is_refused_before_anything_runs(
         answer = await http.post("/v1/responses", json={"input": "hi", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
     assert engine.requests == []
+
+
+async def test_an_answer_larger_than_the_store_says_that_it_is_not_kept() -> None:
+    async with http_client(await make_serving(replying(), response_store=2000)) as http:
+        body = {"input": "hi", "store": True, "metadata": {"a": "x" * 3000}}
+        answer = (await http.post("/v1/responses", json=body)).json()
+        assert answer["store"] is False
+        assert (await http.get(f"/v1/responses/{answer['id']}")).status_code == 404
