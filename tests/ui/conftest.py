@@ -12,19 +12,20 @@ from tests.ui.browser import launched_browser
 from tests.ui.page_process import page_process
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def frontend_port() -> int:
     return free_port()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def page_url(frontend_port: int) -> Iterator[str]:
     with page_process(frontend_port) as url:
         yield url
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    # While it lives, playwright's event loop runs in this thread: asynchronous tests can't.
     with launched_browser() as launched:
         yield launched
 
