@@ -190,7 +190,9 @@ def test_a_closed_grpc_connection_stops_both_sequences_and_returns_every_block(
     request = generate("Once", n=2, max_tokens=1000, ignore_eos=True, temperature=1.0)
     with grpc.insecure_channel(served.grpc) as channel:
         begun: set[int] = set()
-        for part in inference_pb2_grpc.InferenceStub(channel).Generate(request):
+        # Kept: a call that nobody holds any more is cancelled.
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        for part in call:
             begun |= {output.index for output in part.outputs}
             if len(begun) == 2:
                 break
