@@ -40,7 +40,10 @@ def smollm2_reference(path: Path) -> Any:
             heads = 9 if "q_proj" in name else 3
             values = values.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(values.shape)
         weights[name] = values
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model = LlamaForCausalLM(config).eval()
-    model.load_state_dict(weights)
-    return model
+    model.load_state_dict(weights, assign=True)
+    # What is computed from the config alone was made on "meta", too.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model.eval()
