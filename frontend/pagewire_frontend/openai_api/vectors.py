@@ -162,7 +162,10 @@ async def _score(
     generation.check_model(common.model)
     scoring = Scoring(generation.model_info, queries, texts, common)
     pooled = await _pool(serving, request, scoring.request)
-    return None if pooled is None else (scoring.scores(pooled.vectors), pooled.usage)
+    if pooled is None:
+        return None
+    # Thousands of long vectors take most of a second.
+    return await asyncio.to_thread(scoring.scores, pooled.vectors), pooled.usage
 
 
 async def _pool(
