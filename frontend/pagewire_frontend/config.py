@@ -179,7 +179,7 @@ class FrontendConfig(BaseModel):
         description="Seconds in which an HTTP request must have come, and one more for each 10 kB "
         "of its body; slower clients are cut off.",
     )
-    failover_window_s: float = Field(
+    failover_timeout_s: float = Field(
         default=120.0,
         gt=0,
         description="Seconds that streams wait for a lost engine; then they fail as UNAVAILABLE.",

@@ -12,12 +12,13 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client import Histogram as PrometheusHistogram
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pagewire.errors import ErrorCode
 from pagewire.histogram import Histogram, HistogramCounts
 from pagewire.outputs import FinishReason, RequestTimes
+from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_figures import EngineFigures, histogram_family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,11 +44,14 @@ class FrontendMetrics:
 
     Attributes:
         engine: figures of the engine.
+        failover: what its losses have cost.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.engine = EngineFigures()
+        self.failover = FailoverCounts()
+        self.registry.register(_Losses(self.failover))
         self._inter_token = _Counted(
             "pagewire_inter_token_latency_seconds",
             "Time between tokens of a sequence; tokens that come together share it.",
@@ -190,6 +194,25 @@ class FrontendMetrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> PrometheusHistogram:
         return PrometheusHistogram(
             f"pagewire_{name}", text, buckets=buckets, registry=self.registry
+        )
+
+
+class _Losses(Collector):
+    """What the engine client counts."""
+
+    def __init__(self, counts: FailoverCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "pagewire_engine_connections_lost",
+            "Connections to the engine that were lost.",
+            self._counts.connections_lost,
+        )
+        yield CounterMetricFamily(
+            "pagewire_requests_resumed",
+            "Requests that went on in another engine, or in another life of it.",
+            self._counts.resumed_requests,
         )
 
 

@@ -156,7 +156,8 @@ async def _run(generation: Generation, request: EngineRequest) -> PooledPrompt:
         async for deltas in stream:
             for delta in deltas:
                 if delta.vector is not None:
-                    times = delta.times or RequestTimes()
+                    told = delta.times or RequestTimes()
+                    times = replace(told, resumptions=stream.resumptions)
                     return PooledPrompt(delta.vector, request.prompt_token_ids, times)
                 if delta.finish_reason is not None:
                     raise RequestCancelledError("the request was aborted in the engine")

@@ -68,6 +68,7 @@ class RunningGeneration:
         self._unfinished = params.n
         self._next_prompt_position = 1
         self._times = PhaseTimes()
+        self._past_resumptions = 0
         self._ended = False
 
     def __aiter__(self) -> AsyncIterator[GenerationUpdate]:
@@ -142,13 +143,16 @@ class RunningGeneration:
                 self._take_apart(text_delta, self._answer)
         if not self._unfinished:
             num_tokens = max(sequence.num_tokens for sequence in self._sequences)
-            update.times = self._times.final(num_tokens=num_tokens, ended_here=ended_here)
+            times = self._times.final(num_tokens=num_tokens, ended_here=ended_here)
+            resumptions = self._past_resumptions + self._stream.resumptions
+            update.times = replace(times, resumptions=resumptions) if resumptions else times
             self._end()
         return update if update.deltas or update.prompt_logprobs else None
 
     async def _go_on_after_reasoning(self, budget: ReasoningBudget) -> None:
         """Hands the request over again, from where the budget ended its reasoning."""
         self._generation.in_background(self._stream.abort())
+        self._past_resumptions += self._stream.resumptions
         client_id = self._request.request_id.rpartition("-")[0]
         self._request = replace(
             self._request,

@@ -121,7 +121,7 @@ def make_plan(
         engine=EngineConfig(**engine_values, model=model, host=LOOPBACK, port=engine_port),
         frontend=frontend,
         ui_port=settings.ui_port,
-        stall_timeout_s=settings.stall_timeout_s,
+        stall_timeout_s=settings.engine_stall_timeout_s,
         page_key=page_key,
         page_auth=settings.ui_auth,
         page_root_path=settings.ui_root_path,

@@ -43,7 +43,7 @@ class ServeOnlySettings(BaseModel):
         description="Path under which a reverse proxy shows the chat page, such as /chat, where "
         "the proxy takes it off before it passes requests on.",
     )
-    stall_timeout_s: float = Field(
+    engine_stall_timeout_s: float = Field(
         default=120.0,
         gt=0,
         description="Seconds after which an engine that makes no step while requests wait for "

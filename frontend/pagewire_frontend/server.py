@@ -190,8 +190,9 @@ class FrontendServer:
 
         return RemoteEngineClient(
             self.config.engine,
-            failover_window_s=self.config.failover_window_s,
+            failover_window_s=self.config.failover_timeout_s,
             tls=self._engine_tls,
+            counts=self._serving.metrics.failover,
         )
 
     async def _attend_engine(self) -> None:

@@ -244,6 +244,7 @@ def _together(times: Sequence[RequestTimes]) -> RequestTimes:
         decode_s=max((one.decode_s for one in times), default=0.0),
         cached_tokens=sum(one.cached_tokens for one in times),
         preemptions=sum(one.preemptions for one in times),
+        resumptions=sum(one.resumptions for one in times),
         steps=max((one.steps for one in times), default=0),
         step_s=max((one.step_s for one in times), default=0.0),
     )

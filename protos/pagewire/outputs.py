@@ -45,6 +45,8 @@ class RequestTimes:
         preemptions: how often it lost its blocks.
         steps: engine steps that computed something of it.
         step_s: seconds that those steps took.
+        resumptions: how often it went on in another engine, or in another life of its own; the rest
+            is what the last of them tells.
     """
 
     queue_s: float = 0.0
@@ -54,3 +56,4 @@ class RequestTimes:
     preemptions: int = 0
     steps: int = 0
     step_s: float = 0.0
+    resumptions: int = 0

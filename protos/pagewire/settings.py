@@ -300,10 +300,10 @@ def load_settings(
 def _read_flags(
     parser: argparse.ArgumentParser, arguments: Sequence[str], positional: Sequence[str]
 ) -> dict[str, Any]:
-    namespace, unknown = parser.parse_known_args(arguments)
+    known = [option for action in parser._actions for option in action.option_strings]
+    namespace, unknown = parser.parse_known_args([_with_unit(each, known) for each in arguments])
     flags = vars(namespace)
     if unknown:
-        known = [option for action in parser._actions for option in action.option_strings]
         first = unknown[0].split("=", 1)[0]
         if first.startswith("-"):
             raise SettingsError(f"there is no flag {first}{nearest(first, known)}")
@@ -316,6 +316,14 @@ def _read_flags(
             raise SettingsError(f"{name.upper()} and {flag_name(name)} are the same: give one")
         flags[name] = value
     return flags
+
+
+def _with_unit(argument: str, known: Sequence[str]) -> str:
+    """The argument, with the unit of a flag that was given without: --grace-period."""
+    flag, equals, value = argument.partition("=")
+    in_seconds = f"{flag}-s"
+    is_short = flag.startswith("--") and flag not in known and in_seconds in known
+    return f"{in_seconds}{equals}{value}" if is_short else argument
 
 
 def _read_yaml(config_class: type[BaseModel], path: Path) -> dict[str, tuple[str, Any]]:

@@ -187,6 +187,8 @@ class FakeEngineClient:
 class FakeStream:
     """Implements TokenStream."""
 
+    resumptions = 0
+
     def __init__(self, client: FakeEngineClient, request: EngineRequest) -> None:
         self._client = client
         self._request = request

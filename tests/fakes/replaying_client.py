@@ -14,6 +14,8 @@ from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, Token
 class ReplayingStream:
     """Yields the given turns; records what it was told."""
 
+    resumptions = 0
+
     def __init__(self, turns: Sequence[list[TokenDelta] | Exception], endless: bool) -> None:
         self._turns = list(turns)
         self._endless = endless

@@ -117,6 +117,11 @@ class TokenStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[list[TokenDelta]]: ...
 
+    @property
+    def resumptions(self) -> int:
+        """How often it went on in another engine, or in another life of its own."""
+        ...
+
     async def finish_sequence(self, sequence_index: int) -> None:
         """A stop string ended this sequence: the engine need not go on. No further delta of it is
         delivered."""

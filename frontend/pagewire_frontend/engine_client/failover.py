@@ -24,6 +24,7 @@ from pagewire_frontend.engine_client.control import (
     TransportError,
     is_session_lost,
 )
+from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_client.live_request import LiveRequest
 from pagewire_frontend.engine_client.session import Loss, WireSession
 from pagewire_frontend.engine_client.suspects import Suspects
@@ -45,9 +46,17 @@ class EngineLink:
         target: HOST:PORT of the control API.
         failover_window_s: how long a request may be without an engine.
         tls: of the control channel; None: it has none.
+        counts: where losses and resumptions are counted.
     """
 
-    def __init__(self, target: str, failover_window_s: float, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        failover_window_s: float,
+        tls: ClientTls | None = None,
+        counts: FailoverCounts | None = None,
+    ) -> None:
+        self.counts = counts or FailoverCounts()
         self.adapters = RememberedAdapters()
         self.control = ControlChannel(target, tls)
         self.model_info: ModelInfo | None = None
@@ -257,6 +266,9 @@ class EngineLink:
             if live.session is not session:
                 # The session ended while the answer was on its way.
                 continue
+            if live.placed:
+                live.resumptions += 1
+                self.counts.resumed_requests += 1
             live.seed, live.placed = accepted.seed, True
             live.adapter_version = accepted.adapter_version
             for index in open_before:
@@ -320,6 +332,7 @@ class EngineLink:
     def _on_loss(self, session: WireSession, loss: Loss) -> None:
         _logger.warning("lost the engine at %s: %s", self.control.target, loss.reason)
         self._last_error = loss.reason
+        self.counts.connections_lost += 1
         self._connected.clear()
         session.disconnect()
         if loss.on_purpose:

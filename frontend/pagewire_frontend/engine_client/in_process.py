@@ -40,6 +40,8 @@ class InProcessTokenStream:
     A stream that is dropped before its end aborts its request.
     """
 
+    resumptions = 0
+
     def __init__(self, engine_id: str, mailbox: Mailbox, loop: EngineLoop) -> None:
         self._engine_id = engine_id
         self._mailbox = mailbox

@@ -22,6 +22,7 @@ class LiveRequest:
         session: where it was submitted last; None while it is nowhere.
         number: its stream there.
         deaths: engines that died while it was in flight.
+        resumptions: how often it was accepted again, with what it had produced.
         waiting_since: when it was last without an engine, seconds of the monotonic clock.
     """
 
@@ -32,6 +33,7 @@ class LiveRequest:
         "number",
         "placed",
         "request",
+        "resumptions",
         "seed",
         "session",
         "waiting_since",
@@ -49,6 +51,7 @@ class LiveRequest:
         self.session: WireSession | None = None
         self.number = 0
         self.deaths = 0
+        self.resumptions = 0
         self.waiting_since = time.monotonic()
 
     def join(self, session: WireSession) -> None:

@@ -13,6 +13,7 @@ from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
 from pagewire_frontend.engine_client.control import CALL_TIMEOUT_S
 from pagewire_frontend.engine_client.failover import EngineLink
+from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_client.live_request import LiveRequest
 
 _ABORT_WAIT_S = 2.0
@@ -38,6 +39,10 @@ class RemoteTokenStream:
             raise StopAsyncIteration
         return deltas
 
+    @property
+    def resumptions(self) -> int:
+        return self._live.resumptions
+
     async def finish_sequence(self, sequence_index: int) -> None:
         """A stop string ended this sequence; no further delta of it is delivered."""
         await _told(self._link.finish_sequence(self._live, sequence_index))
@@ -61,12 +66,19 @@ class RemoteEngineClient:
         failover_window_s: how long a request may be without an engine before it fails with
             UnavailableError.
         tls: of the control channel; None: it has none.
+        counts: where losses and resumptions are counted; None: by itself.
     """
 
     def __init__(
-        self, target: str, *, failover_window_s: float = 120.0, tls: ClientTls | None = None
+        self,
+        target: str,
+        *,
+        failover_window_s: float = 120.0,
+        tls: ClientTls | None = None,
+        counts: FailoverCounts | None = None,
     ) -> None:
         self._target = target
+        self._counts = counts
         self._tls = tls
         self._window_s = failover_window_s
         self._link: EngineLink | None = None
@@ -80,7 +92,7 @@ class RemoteEngineClient:
         if self._link is not None:
             return
         # Here and not earlier: the channel belongs to the running loop.
-        link = EngineLink(self._target, self._window_s, self._tls)
+        link = EngineLink(self._target, self._window_s, self._tls, self._counts)
         try:
             await link.start()
         except BaseException:

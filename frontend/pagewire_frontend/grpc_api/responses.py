@@ -31,6 +31,7 @@ def fill_usage(message: inference_pb2.Usage, usage: Usage) -> None:
     times = usage.times
     message.cached_tokens = times.cached_tokens
     message.preemptions = times.preemptions
+    message.resumptions = times.resumptions
     message.queue_s = times.queue_s
     message.prefill_s = times.prefill_s
     message.decode_s = times.decode_s

@@ -132,4 +132,5 @@ def metrics_block(usage: Usage) -> dict[str, Any]:
         "steps": times.steps,
         "step_s": times.step_s,
         "preemptions": times.preemptions,
+        "resumptions": times.resumptions,
     }

@@ -103,7 +103,7 @@ class TokenText(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., text: _Optional[str] = ..., bytes: _Optional[bytes] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "queue_s", "time_to_first_token_s", "total_s", "prefill_s", "decode_s", "step_time_s", "steps", "preemptions")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "queue_s", "time_to_first_token_s", "total_s", "prefill_s", "decode_s", "step_time_s", "steps", "preemptions", "resumptions")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Usage(_message.Message):
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RESUMPTIONS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -126,7 +127,8 @@ class Usage(_message.Message):
     step_time_s: float
     steps: int
     preemptions: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., time_to_first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., step_time_s: _Optional[float] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    resumptions: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., time_to_first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., step_time_s: _Optional[float] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., resumptions: _Optional[int] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
     __slots__ = ("request_id", "model", "messages", "sampling_params", "beam_search", "text_params", "template_params", "tools", "priority", "tool_choice", "parallel_tool_calls", "include_reasoning", "thinking_token_budget")

@@ -31,6 +31,7 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32"] = Field(default="auto", description="Weights.")
     cache: bool = Field(default=True, description="Keep blocks.")
     engine: list[str] = Field(default=[], description="Addresses.")
+    patience_s: float = Field(default=1.0, description="Seconds.")
     api_key: SecretStr | None = Field(default=None, description="Clients send it.")
 
     @field_validator("share")
@@ -85,6 +86,12 @@ def test_booleans_have_a_negative_form() -> None:
     assert parse("m").cache is True
     assert parse("m", "--no-cache").cache is False
     assert parse("m", env={"PAGEWIRE_CACHE": "false"}).cache is False
+
+
+def test_a_flag_of_seconds_may_leave_the_unit_out() -> None:
+    assert parse("m", "--patience", "3").patience_s == 3
+    assert parse("m", "--patience=4").patience_s == 4
+    assert parse("m", "--patience-s", "5").patience_s == 5
 
 
 def test_lists_repeat_the_flag_or_use_commas_in_the_environment() -> None:
