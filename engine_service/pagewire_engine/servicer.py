@@ -264,7 +264,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     ) -> Iterator[engine_pb2.GetTokenizerResponse]:
         files = self._built.tokenizer_files
         if request.adapter:
-            files = self._adapters.files_of(request.adapter)
+            files = self._adapters.files_of(request.adapter, request.adapter_version)
         for path, data in files.items():
             # An empty file is one empty chunk.
             for start in range(0, max(1, len(data)), TOKENIZER_CHUNK_BYTES):
@@ -314,7 +314,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
     def ListAdapters(
         self, request: engine_pb2.ListAdaptersRequest, context: grpc.ServicerContext
     ) -> engine_pb2.ListAdaptersResponse:
-        return self._adapters.list()
+        return self._adapters.list(request.unless_revision)
 
     def ResetPrefixCache(
         self, request: engine_pb2.ResetPrefixCacheRequest, context: grpc.ServicerContext

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pagewire.errors import FailedPreconditionError, NotFoundError, PagewireError
+from pagewire.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    PagewireError,
+    UnavailableError,
+)
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.chat_template import ChatTemplate
 from pagewire_frontend.engine_client.base import EngineClient
@@ -40,11 +46,13 @@ class KnownAdapter:
     Attributes:
         info: what the engine tells of it.
         text: its own, or the model's.
+        text_version: of its own; "": it ships none.
         trouble: why its own can't be used; "" where it can.
     """
 
     info: engine_pb2.AdapterInfo
     text: TextSide
+    text_version: str = ""
     trouble: str = ""
 
 
@@ -62,7 +70,11 @@ class AdapterDirectory:
         self._text = text
         self._files = dict(files)
         self._known: dict[str, KnownAdapter] = {}
+        self._revision = ""
         self._refreshing = asyncio.Lock()
+        # Numbers of the last refresh that has begun, and of the last that has ended well.
+        self._last_begun = 0
+        self._last_done = 0
 
     @property
     def enabled(self) -> bool:
@@ -86,47 +98,105 @@ class AdapterDirectory:
             )
         return known
 
+    async def look_up(self, name: str) -> None:
+        """Asks the engine for an adapter that is not known: another frontend may have loaded it."""
+        if name in self._known:
+            return
+        try:
+            await self.refresh()
+        except UnavailableError as error:
+            logger.debug("the engine did not tell its adapters: %s", error)
+
+    async def load(self, request: engine_pb2.LoadAdapterRequest) -> engine_pb2.AdapterInfo:
+        """Loads an adapter; returns when requests may name it.
+
+        Raises:
+            PagewireError: it can't be loaded; the error says why.
+        """
+        info = await self._client.load_adapter(request)
+        await self.refresh()
+        # Says so where what it ships can't be used.
+        self.find(info.name)
+        return info
+
+    async def unload(
+        self, request: engine_pb2.UnloadAdapterRequest
+    ) -> engine_pb2.UnloadAdapterResponse:
+        """Unloads an adapter, as its requests have ended or are ended.
+
+        Raises:
+            PagewireError: the adapter stays; the error says why.
+        """
+        response = await self._client.unload_adapter(request)
+        await self.refresh()
+        return response
+
+    async def list(self) -> engine_pb2.ListAdaptersResponse:
+        """What the engine has of adapters, and where.
+
+        Raises:
+            PagewireError: it has none, or is away.
+        """
+        return await self._client.list_adapters()
+
     async def refresh(self) -> None:
-        """Asks the engine. Does nothing where it has no adapters.
+        """Asks the engine. Does nothing where it has no adapters. Who calls while others wait
+        shares their question: the engine gets one at a time.
 
         Raises:
             UnavailableError: it is away.
         """
         if not self.enabled:
             return
+        begun_before = self._last_begun
         async with self._refreshing:
-            listed = (await self._client.list_adapters()).adapters
-            known: dict[str, KnownAdapter] = {}
-            for info in listed:
-                if info.state in _AWAY or info.name in known:
-                    continue
-                before = self._known.get(info.name)
-                if before is not None and before.info.version == info.version:
-                    known[info.name] = KnownAdapter(info, before.text, before.trouble)
-                    continue
-                try:
-                    known[info.name] = await self._met(info)
-                except NotFoundError:
-                    continue  # it has gone since
-            self._known = known
+            if self._last_done > begun_before:
+                return
+            self._last_begun += 1
+            await self._ask()
+            self._last_done = self._last_begun
+
+    async def _ask(self) -> None:
+        listed = await self._client.list_adapters(self._revision)
+        if self._revision and listed.revision == self._revision:
+            return
+        revision, known = listed.revision, dict[str, KnownAdapter]()
+        for info in listed.adapters:
+            if info.state in _AWAY or info.name in known:
+                continue
+            before = self._known.get(info.name)
+            if before is not None and before.info.version == info.version:
+                known[info.name] = replace(before, info=info)
+                continue
+            try:
+                known[info.name] = await self._met(info)
+            except (NotFoundError, FailedPreconditionError):
+                revision = ""  # it has gone since, or was replaced: ask again
+        self._known, self._revision = known, revision
 
     async def _met(self, info: engine_pb2.AdapterInfo) -> KnownAdapter:
         if not (info.has_tokenizer or info.has_chat_template):
             return KnownAdapter(info, self._text)
-        files = await self._client.adapter_files(info.name)
-        return await asyncio.to_thread(self._read, info, files)
+        files = await self._client.adapter_files(info.name, info.version)
+        version = _text_version(files)
+        for other in self._known.values():
+            if other.text_version == version:
+                return replace(other, info=info)
+        return await asyncio.to_thread(self._read, info, files, version)
 
-    def _read(self, info: engine_pb2.AdapterInfo, files: Mapping[str, bytes]) -> KnownAdapter:
+    def _read(
+        self, info: engine_pb2.AdapterInfo, files: Mapping[str, bytes], version: str
+    ) -> KnownAdapter:
         """With its own text side, or with what is wrong with it: others are served all the same."""
         try:
-            return KnownAdapter(info, self._text_of(files))
+            return KnownAdapter(info, self._text_of(files), version)
         except PagewireError as error:
             trouble = error.message
             logger.error("adapter %r can't be used: %s", info.name, trouble)
         except BaseException as error:  # a panic in `tokenizers` is no Exception
             trouble = f"its tokenizer or chat template can't be read ({type(error).__name__})"
             logger.exception("adapter %r can't be used", info.name)
-        return KnownAdapter(info, self._text, trouble)
+        return KnownAdapter(info, self._text, version, trouble)
 
     def _text_of(self, files: Mapping[str, bytes]) -> TextSide:
         """The model's tokenizer and template, in place of which come those that the files hold."""
@@ -144,6 +214,14 @@ class AdapterDirectory:
         if template is not None and tokenizer is not self._text.tokenizer:
             template = ChatTemplate(template.templates, tokenizer)
         return TextSide(tokenizer, template)
+
+
+def _text_version(files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{len(files[name])}\0".encode())
+        digest.update(files[name])
+    return digest.hexdigest()
 
 
 def _has_template(files: Mapping[str, bytes]) -> bool:

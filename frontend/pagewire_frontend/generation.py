@@ -16,10 +16,11 @@ from pagewire.errors import (
     InvalidArgumentError,
     NotFoundError,
     PagewireError,
+    UnavailableError,
 )
 from pagewire.pooling import Task, check_task
 from pagewire.sampling_params import SamplingParams
-from pagewire_frontend.adapters import AdapterDirectory, TextSide
+from pagewire_frontend.adapters import AdapterDirectory, KnownAdapter, TextSide
 from pagewire_frontend.answer_format import AnswerFormat, answer_format
 from pagewire_frontend.best_of import ENGINE_FIELD_NAMES
 from pagewire_frontend.chat_template import ChatTemplate, RenderedChat
@@ -27,6 +28,7 @@ from pagewire_frontend.engine_client.base import (
     EngineClient,
     EngineRequest,
     ModelInfo,
+    TokenStream,
 )
 from pagewire_frontend.errors import TokenIdsOnlyError, TooManyTokensError
 from pagewire_frontend.generation_types import (
@@ -78,7 +80,7 @@ class Generation:
         self.client = client
         self.settings = settings
         self.adapters = AdapterDirectory(client, TextSide(tokenizer, chat_template), files or {})
-        self._adapter = ""
+        self._adapter: KnownAdapter | None = None
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._live: set[tuple[str, str]] = set()
@@ -130,6 +132,12 @@ class Generation:
         info = self.model_info
         check_task(Task.GENERATE, info.tasks, info.served_model_name)
 
+    async def find_model(self, name: str) -> Generation:
+        """`for_model`, for names too that another frontend has only just given an adapter."""
+        if name not in ("", self.model_name, self.model_info.served_model_name):
+            await self.adapters.look_up(name)
+        return self.for_model(name)
+
     def for_model(self, name: str) -> Generation:
         """The path of a model's requests: this one, or that of an adapter, with its own tokenizer
         and chat template where it ships them.
@@ -153,14 +161,22 @@ class Generation:
                 field="model",
             )
         path = copy.copy(self)
-        path._adapter = name
+        path._adapter = known
         path._tokenizer, path._chat_template = known.text.tokenizer, known.text.chat_template
         return path
 
     @property
     def model_name(self) -> str:
         """The served model's name, or the adapter's."""
-        return self._adapter or self.model_info.served_model_name
+        if self._adapter is not None:
+            return self._adapter.info.name
+        return self.model_info.served_model_name
+
+    @property
+    def text_version(self) -> str:
+        """Of the tokenizer and chat template that the adapter ships; "": the model's own are used.
+        A prompt that was made with them is not for those of a later version."""
+        return "" if self._adapter is None else self._adapter.text_version
 
     def check_model(self, name: str) -> str:
         """The name of a model that is served; NotFoundError for one that is not."""
@@ -247,11 +263,13 @@ class Generation:
             AlreadyExistsError: the tenant has a live request with this id.
             ResourceExhaustedError, UnavailableError: the engine did not take it.
         """
-        path = self.for_model(request.model)
+        path = await self.find_model(request.model)
         self.check_generates()
         return await path._start(request)
 
     async def _start(self, request: GenerationRequest) -> RunningGeneration:
+        if request.text_version is not None:
+            _check_text_version(self.model_name, request.text_version, self.text_version)
         token_ids = await self.tokenize_prompt(request)
         params = self._ending_by_own_eos(request.sampling_params)
         if request.answer is not None:
@@ -274,11 +292,12 @@ class Generation:
                 sampling_params=params.for_candidates() if picks_best else params,
                 tenant=request.tenant,
                 priority=request.priority,
-                adapter=self._adapter,
+                adapter="" if self._adapter is None else self._adapter.info.name,
+                adapter_version="" if self._adapter is None else self._adapter.info.version,
                 # A stop string is looked for as tokens come, and a bound on reasoning counts them.
                 whole=request.whole and not params.stop and request.answer is None,
             )
-            stream = await self.client.submit(engine_request)
+            stream = await self._submit(engine_request)
         except BaseException as error:
             self._live.discard(key)
             if picks_best and isinstance(error, PagewireError):
@@ -290,10 +309,25 @@ class Generation:
             raise
         return RunningGeneration(self, key, stream, engine_request, params, request.answer)
 
+    async def _submit(self, request: EngineRequest) -> TokenStream:
+        """Hands a request over; once more where its adapter has been replaced since it was known
+        here, by one that reads the same tokens."""
+        try:
+            return await self.client.submit(request)
+        except FailedPreconditionError as error:
+            if error.field != "adapter" or not request.adapter_version:
+                raise
+            await self.adapters.refresh()
+            known = self.adapters.find(request.adapter)
+            if known is None or known.info.version == request.adapter_version:
+                raise
+            _check_text_version(request.adapter, self.text_version, known.text_version)
+            return await self.client.submit(replace(request, adapter_version=known.info.version))
+
     def _ending_by_own_eos(self, params: SamplingParams) -> SamplingParams:
         """With the end token of the adapter's own tokenizer, if that is another than the model's:
         the engine knows the model's."""
-        if not self._adapter or self._tokenizer is None or params.ignore_eos:
+        if self._adapter is None or self._tokenizer is None or params.ignore_eos:
             return params
         eos = self._tokenizer.eos_token_id
         if eos is None or eos in self.model_info.eos_token_ids or eos in params.stop_token_ids:
@@ -404,3 +438,14 @@ def _over_the_context(count: str, limit: int) -> InvalidArgumentError:
         f"has {count} tokens, and the model's context of {limit} must hold the output too; "
         "shorten it",
     )
+
+
+def _check_text_version(name: str, of_prompt: str, now: str) -> None:
+    """A prompt in the tokens of one version is not for another that reads them otherwise."""
+    if of_prompt != now:
+        raise UnavailableError(
+            f"the adapter {name!r} was replaced, by one with another tokenizer or chat template, "
+            "while this request was on its way; send it again",
+            field="model",
+            retry_after_s=0.0,
+        )

@@ -34,6 +34,8 @@ class GenerationRequest:
             template must not.
         tenant: whose fair share it counts on.
         priority: lower runs first.
+        text_version: of the adapter's own tokenizer and template, where they made the prompt (see
+            Generation.text_version); None: the prompt does not depend on them.
         answer: how the text is taken apart; None: it is passed on as it is.
         whole: its updates are read for the end alone: see EngineRequest.
     """
@@ -47,6 +49,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     tenant: str = ""
     priority: int = 0
+    text_version: str | None = None
     answer: AnswerFormat | None = None
     whole: bool = False
 

@@ -10,9 +10,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pagewire.errors import ErrorCode, InvalidArgumentError, PagewireError, UnavailableError
+from pagewire.errors import (
+    ErrorCode,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    PagewireError,
+    UnavailableError,
+)
 from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_frontend.access import Access
+from pagewire_frontend.adapters import AdapterDirectory
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedGeneration, collect
@@ -321,6 +328,21 @@ class Serving:
         if self._generation is None or self.model_changed:
             raise UnavailableError(self.not_ready_reason, retry_after_s=2.0)
         return self._generation
+
+    @property
+    def managed_adapters(self) -> AdapterDirectory:
+        """The adapters, for who would load, unload or list them.
+
+        Raises:
+            FailedPreconditionError: the operator does not allow it.
+            UnavailableError: see `generation`.
+        """
+        if not self.config.allow_runtime_lora_updating:
+            raise FailedPreconditionError(
+                "adapters are not managed at run time on this server; start the frontend with "
+                "--allow-runtime-lora-updating, and the engine with --enable-lora and --lora-dir"
+            )
+        return self.generation.adapters
 
     async def scrape(self) -> bytes:
         """The metrics in Prometheus's text format, the engine's with them if it answers soon."""

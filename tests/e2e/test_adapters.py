@@ -22,6 +22,7 @@ from pagewire.config import EngineConfig
 from pagewire.v1 import engine_pb2, inference_pb2, operations_pb2_grpc, sampling_pb2
 from pagewire_engine.build import build_engine
 from pagewire_engine.service import EngineServer
+from pagewire_frontend import server as server_module
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from pagewire_frontend.server import FrontendServer
 from tests.fakes.frontend import grpc_stub, running_frontend
@@ -302,6 +303,47 @@ async def test_an_adapter_s_own_chat_template_is_used(server: FrontendServer) ->
         for model, prompt in (("two", "[hi]"), ("base", "<s>user\nhi</s>\n<s>assistant\n")):
             request = inference_pb2.RenderChatRequest(model=model, messages=[message])
             assert (await stub.RenderChat(request)).prompt == prompt
+
+
+@pytest.fixture
+async def sibling(engine: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FrontendServer]:
+    """Another frontend of the engine, which asks it for its adapters only when it must."""
+    monkeypatch.setattr(server_module, "_ADAPTER_POLL_S", 3600.0)
+    async with frontend(engine) as server:
+        yield server
+
+
+async def test_another_frontend_s_adapters_are_found_at_once(
+    tiny: Tiny, sibling: FrontendServer, server: FrontendServer
+) -> None:
+    await _load(server, "one", "one")
+    async with _http(sibling) as http:
+        assert (await http.get("/v1/models/one")).status_code == 200
+        await _load(server, "two", "two")
+        assert await _tokens(http, "two") == tiny.expected("two")
+    await _load(server, "three", "two")
+    message = inference_pb2.ChatMessage(role="user", content=[inference_pb2.ContentPart(text="hi")])
+    async with grpc_stub(sibling) as stub:
+        request = inference_pb2.RenderChatRequest(model="three", messages=[message])
+        assert (await stub.RenderChat(request)).prompt == "[hi]"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.RenderChat(inference_pb2.RenderChatRequest(model="four", messages=[message]))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_update_by_another_frontend_never_meets_an_old_template(
+    tiny: Tiny, sibling: FrontendServer, server: FrontendServer
+) -> None:
+    await _load(server, "mine", "start")
+    async with _http(sibling) as http:
+        assert await _tokens(http, "mine") == tiny.expected("start")
+        await _load(server, "mine", "one", in_place=True)
+        assert await _tokens(http, "mine") == tiny.expected("one"), "its text is read as before"
+        await _load(server, "mine", "two", in_place=True)
+        refused = await _complete(http, "mine")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "0")
+        assert "chat template" in refused.json()["error"]["message"]
+        assert await _tokens(http, "mine") == tiny.expected("two")
 
 
 async def test_metrics_count_adapters(server: FrontendServer) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pagewire_engine.adapters.description import AdapterFolder
-from pagewire_engine.adapters.registry import AdapterRegistry, LoadedAdapter, LoadRequest
+from pagewire_engine.adapters.loaded import LoadedAdapter, LoadRequest
+from pagewire_engine.adapters.registry import AdapterRegistry
 
 
 def write_fake_adapter(folder: Path, content: str = "", **config: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 _MOST_JSON_BYTES = 1 << 20
+# Of all its files.
 _MOST_TOKENIZER_BYTES = 64 << 20
-_MOST_LISTED = 256
-# Folders in a folder of adapters: their name, and a checkpoint below that.
-_MOST_DEPTH = 2
+# Of a folder whose state is looked at.
+_MOST_FILES = 256
+# A file may change once more within one tick of its file system's clock, and look the same.
+_SETTLED_S = 2.0
+
+# Of each file of a folder: its name, size, the times of its last changes, and which it is.
+FolderState = tuple[tuple[str, int, int, int, int], ...]
 
 
 def resolve_folder(path: str, lora_dir: str | None) -> AdapterFolder:
@@ -70,23 +76,6 @@ def anywhere(path: str) -> AdapterFolder:
             field="path",
         )
     return AdapterFolder(folder)
-
-
-def loadable_paths(lora_dir: str | None) -> list[str]:
-    """Folders under `lora_dir` that hold an adapter, by name, relative to it: the first 256."""
-    if lora_dir is None:
-        return []
-    root = os.path.realpath(lora_dir)
-    found: list[str] = []
-    for folder, folders, files in os.walk(root):
-        relative = os.path.relpath(folder, root)
-        depth = 0 if relative == "." else relative.count(os.sep) + 1
-        folders[:] = sorted(folders) if depth < _MOST_DEPTH else []
-        if CONFIG_FILE in files:
-            found.append(relative)
-        if len(found) == _MOST_LISTED:
-            break
-    return sorted(found)
 
 
 def file_in(folder: AdapterFolder, name: str) -> Path | None:
@@ -149,16 +138,22 @@ def tokenizer_files(folder: AdapterFolder) -> dict[str, bytes]:
     """The files of a tokenizer and its chat template that the adapter ships.
 
     Raises:
-        AdapterFileError: one leads out of the root, or is too large.
+        AdapterFileError: one leads out of the root, or they are too large.
     """
+    left = _MOST_TOKENIZER_BYTES
 
     def read(name: str) -> bytes | None:
+        nonlocal left
         path = file_in(folder, name)
         if path is None:
             return None
         try:
-            if path.stat().st_size > _MOST_TOKENIZER_BYTES:
-                raise AdapterFileError(f"{name} is larger than 64 MB")
+            left -= path.stat().st_size
+            if left < 0:
+                raise AdapterFileError(
+                    f"the files of its tokenizer and chat templates have more than "
+                    f"{_MOST_TOKENIZER_BYTES >> 20} MiB together, {name} among them"
+                )
             return path.read_bytes()
         except OSError as error:
             raise AdapterFileError(f"{name} can't be read ({error.strerror})") from error
@@ -167,3 +162,32 @@ def tokenizer_files(folder: AdapterFolder) -> dict[str, bytes]:
     # How it was trained says nothing of how the model's tokens are chosen.
     files.pop("generation_config.json", None)
     return files
+
+
+def folder_state(folder: AdapterFolder) -> FolderState | None:
+    """What tells whether a folder's files have changed; None where that can't be told."""
+    found: list[tuple[str, int, int, int, int]] = []
+    pending = [folder.path]
+    try:
+        while pending:
+            path = pending.pop()
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        pending.append(entry.path)
+                    status = entry.stat()
+                    found.append(
+                        (
+                            os.path.relpath(entry.path, folder.path),
+                            status.st_size,
+                            status.st_mtime_ns,
+                            status.st_ctime_ns,
+                            status.st_ino,
+                        )
+                    )
+                    if len(found) > _MOST_FILES:
+                        return None
+    except OSError:
+        return None
+    newest_s = max((max(each[2:4]) for each in found), default=0) / 1e9
+    return tuple(sorted(found)) if newest_s < time.time() - _SETTLED_S else None

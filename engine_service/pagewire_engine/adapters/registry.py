@@ -1,152 +1,55 @@
-"""Which adapters are loaded, who uses them, and which of them are in host memory."""
+"""Which adapters are loaded, and who uses them."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from pagewire.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
     FailedPreconditionError,
-    InternalError,
     InvalidArgumentError,
     PagewireError,
     RequestCancelledError,
+    ResourceExhaustedError,
 )
 from pagewire.lora import checked_name
 from pagewire_engine.adapters.compatible_tokenizer import check_tokenizer
-from pagewire_engine.adapters.description import (
-    AdapterDescription,
-    AdapterFolder,
-    AdapterMemory,
-)
+from pagewire_engine.adapters.description import AdapterMemory
 from pagewire_engine.adapters.errors import AdapterNotFoundError
-from pagewire_engine.adapters.files import tokenizer_files
+from pagewire_engine.adapters.files import folder_state, tokenizer_files
+from pagewire_engine.adapters.host_memory import HostMemory
+from pagewire_engine.adapters.loaded import (
+    AdapterHold,
+    AdapterWorkers,
+    LoadedAdapter,
+    LoadRequest,
+    Unloaded,
+    version_of,
+)
 
 logger = logging.getLogger(__name__)
 
 # Between two looks whether an unload's caller still waits.
 _LOOK_INTERVAL_S = 0.2
-
-
-class AdapterWorkers(Protocol):
-    """The part of Executor that has to do with adapters."""
-
-    def load_adapter(self, number: int, folder: AdapterFolder) -> AdapterDescription: ...
-
-    def drop_adapter(self, number: int) -> None: ...
-
-    def adapter_memory(self) -> AdapterMemory: ...
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterHold:
-    """An adapter that a request holds until it has ended.
-
-    Attributes:
-        number: the engine's.
-        version: in force.
-        cache_key: what tells its keys and values from those of others.
-    """
-
-    number: int
-    version: str
-    cache_key: str
-
-
-@dataclass(slots=True, eq=False)
-class LoadedAdapter:
-    """One version of an adapter.
-
-    Attributes:
-        number: the engine's, never used again.
-        name: what requests call it.
-        folder: its files.
-        path: its folder as it was named.
-        parent: the model it was trained on.
-        version: SHA-256 (hex) of its content.
-        description: what its files say.
-        files: of a tokenizer that it ships.
-        from_settings: loaded when the engine started.
-        loaded_at: Unix time, seconds.
-        num_holds: requests that hold it.
-        is_leaving: no request may name it any more.
-        is_there: its weights are in host memory.
-        is_kept: they must stay there.
-        is_fetched: they are being read again.
-        last_used: when its weights were last wanted, seconds of the monotonic clock.
-    """
-
-    number: int
-    name: str
-    folder: AdapterFolder
-    path: str
-    parent: str
-    version: str
-    description: AdapterDescription
-    files: Mapping[str, bytes]
-    from_settings: bool
-    loaded_at: int = field(default_factory=lambda: int(time.time()))
-    num_holds: int = 0
-    is_leaving: bool = False
-    is_there: bool = True
-    is_kept: bool = False
-    is_fetched: bool = False
-    last_used: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, slots=True)
-class Unloaded:
-    """What an unload has done.
-
-    Attributes:
-        num_ended: requests that it ended.
-        host_bytes, device_bytes: memory that came back.
-    """
-
-    num_ended: int
-    host_bytes: int
-    device_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadRequest:
-    """What is to be loaded.
-
-    Attributes:
-        name: what requests will call it.
-        folder: its files.
-        path: its folder as the caller named it.
-        base_model_name: the model it was trained on; "": the served model.
-        in_place: replace the adapter of this name.
-        version: refuse content of another; "": take any.
-        from_settings: loaded when the engine starts.
-    """
-
-    name: str
-    folder: AdapterFolder
-    path: str
-    base_model_name: str = ""
-    in_place: bool = False
-    version: str = ""
-    from_settings: bool = False
+# What is kept of each outlives its weights in host memory. A list of so many is still one message.
+_MOST_ADAPTERS = 4096
+# Of the tokenizers and templates that they ship, where those are not the model's own.
+_MOST_FILE_BYTES = 256 << 20
 
 
 class AdapterRegistry:
     """Loads and unloads adapters. Every method may be called from any thread.
 
-    Host memory holds the weights of at most `max_cpu_loras`; those that were wanted least recently
-    go first, and are read again when a request that names them comes up. It is the AdapterStore of
-    the scheduler's turns.
+    It is the AdapterStore of the scheduler's turns. Of at most `max_cpu_loras` the weights are in
+    host memory (see HostMemory).
 
     Args:
         workers: have the weights.
@@ -167,7 +70,6 @@ class AdapterRegistry:
     ) -> None:
         self._workers = workers
         self._served_model_name = served_model_name
-        self._max_cpu_loras = max_cpu_loras
         self._tokenizer_files = tokenizer_files
         self._vocab_size = vocab_size
         self._changed = threading.Condition()
@@ -175,10 +77,13 @@ class AdapterRegistry:
         self._by_number: dict[int, LoadedAdapter] = {}
         self._loading: dict[str, str] = {}
         self._numbers = itertools.count(1)
-        self._num_evictions = 0
-        # One adapter is read at a time: the memory that takes is bounded so.
-        self._reading = threading.Lock()
-        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        # Differs from that of every other engine, and of this one's other lives.
+        self._life = secrets.token_hex(8)
+        self._num_changes = 0
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        self._host = HostMemory(
+            workers, max_cpu_loras, self._background, self._tell_loss, lambda: self._wake()
+        )
         self._fail: Callable[[int, PagewireError, Callable[[int], None]], None] | None = None
         self._wake: Callable[[], None] = lambda: None
 
@@ -197,7 +102,7 @@ class AdapterRegistry:
 
     def close(self) -> None:
         """Ends its thread. Safe to call twice."""
-        self._fetcher.shutdown(cancel_futures=True)
+        self._background.shutdown(cancel_futures=True)
 
     # -- loading -----------------------------------------------------------------------------
 
@@ -211,24 +116,39 @@ class AdapterRegistry:
         """
         name = self._checked_name(request.name)
         with self._changed:
-            self._check_free(request)
+            present = self._check_free(request)
             self._loading[name] = request.path
+            self._num_changes += 1
         try:
-            with self._reading:
-                return self._read(request)
+            with self._host.reading:
+                if present is not None and self._is_unchanged(present, request):
+                    return present
+                return self._read(request, makes_room=present is None)
         finally:
             with self._changed:
                 del self._loading[name]
-                self._changed.notify_all()
+                self._has_changed()
 
-    def _read(self, request: LoadRequest) -> LoadedAdapter:
+    def _is_unchanged(self, present: LoadedAdapter, request: LoadRequest) -> bool:
+        """Whether what is asked for is there, by all that can be told without reading it."""
+        if request.folder != present.folder or request.version not in ("", present.version):
+            return False
+        if present.folder_state is None or folder_state(request.folder) != present.folder_state:
+            return False
+        with self._changed:
+            if self._current.get(present.name) is not present or present.is_leaving:
+                return False
+            present.parent = request.base_model_name or self._served_model_name
+            present.path = request.path
+            return True
+
+    def _read(self, request: LoadRequest, *, makes_room: bool) -> LoadedAdapter:
         name, number = request.name, next(self._numbers)
-        self._make_room()
-        description = self._workers.load_adapter(number, request.folder)
+        state = folder_state(request.folder)
+        description = self._host.read(number, request.folder, makes_room=makes_room)
         try:
-            files = tokenizer_files(request.folder)
-            check_tokenizer(files, self._tokenizer_files, self._vocab_size)
-            version = _version(description, files)
+            files = self._own_files(request)
+            version = version_of(description, files)
             if request.version not in ("", version):
                 raise FailedPreconditionError(
                     f"the folder holds version {version}, and not the {request.version} that is "
@@ -239,6 +159,7 @@ class AdapterRegistry:
                 number=number,
                 name=name,
                 folder=request.folder,
+                folder_state=state,
                 path=request.path,
                 parent=request.base_model_name or self._served_model_name,
                 version=version,
@@ -246,24 +167,52 @@ class AdapterRegistry:
                 files=files,
                 from_settings=request.from_settings,
             )
+            self._host.add(adapter)
             with self._changed:
                 entered = self._enter(adapter, request)
         except BaseException:
-            self._workers.drop_adapter(number)
+            self._host.drop(number)
             raise
         if entered is not adapter:
-            self._workers.drop_adapter(number)
+            self._host.drop(number)
             return entered
-        self._make_room(0)
+        self._host.trim()
         logger.info("loaded adapter %r from %s, version %.12s", name, request.path, version)
         return adapter
+
+    def _own_files(self, request: LoadRequest) -> Mapping[str, bytes]:
+        """What the adapter ships of a tokenizer, checked; files that are the model's take no memory
+        of their own."""
+        files = tokenizer_files(request.folder)
+        check_tokenizer(files, self._tokenizer_files, self._vocab_size)
+        for name, content in files.items():
+            if content == self._tokenizer_files.get(name):
+                files[name] = self._tokenizer_files[name]
+        with self._changed:
+            others = [each.files for each in self._by_number.values()]
+        num_bytes = sum(map(self._num_own_bytes, [*others, files]))
+        if num_bytes > _MOST_FILE_BYTES and self._num_own_bytes(files):
+            raise ResourceExhaustedError(
+                f"the tokenizers and chat templates that the loaded adapters ship would have "
+                f"{num_bytes >> 20} MiB with this one's, and at most {_MOST_FILE_BYTES >> 20} MiB "
+                "are kept; unload others, or remove its tokenizer.json where it is the model's",
+                field="path",
+            )
+        return files
+
+    def _num_own_bytes(self, files: Mapping[str, bytes]) -> int:
+        return sum(
+            len(content)
+            for name, content in files.items()
+            if content is not self._tokenizer_files.get(name)
+        )
 
     def _enter(self, adapter: LoadedAdapter, request: LoadRequest) -> LoadedAdapter:
         """Makes it the one of its name; returns the present one where that is the same."""
         present = self._current.get(adapter.name)
         if present is not None and present.version == adapter.version and not present.is_leaving:
             present.parent, present.path = adapter.parent, adapter.path
-            present.folder = adapter.folder
+            present.folder, present.folder_state = adapter.folder, adapter.folder_state
             return present
         if present is not None and not request.in_place:
             raise self._taken(adapter.name)
@@ -285,19 +234,31 @@ class AdapterRegistry:
             )
         return name
 
-    def _check_free(self, request: LoadRequest) -> None:
+    def _check_free(self, request: LoadRequest) -> LoadedAdapter | None:
+        """Whether it may be loaded; returns what it may replace."""
         name = request.name
         if name in self._loading:
             raise AlreadyExistsError(f"an adapter {name!r} is being loaded", field="name")
         present = self._current.get(name)
         if present is None:
-            return
+            if len(self._current) + len(self._loading) >= _MOST_ADAPTERS:
+                raise ResourceExhaustedError(
+                    f"{_MOST_ADAPTERS} adapters are loaded, the most there may be; unload one",
+                    field="name",
+                )
+            return None
         if present.is_leaving:
             raise FailedPreconditionError(
                 f"the adapter {name!r} is being unloaded; try again later", field="name"
             )
         if not (request.in_place or request.version):
             raise self._taken(name)
+        return present
+
+    def _has_changed(self) -> None:
+        """What it tells is different now; to be called under the lock."""
+        self._num_changes += 1
+        self._changed.notify_all()
 
     def _taken(self, name: str) -> AlreadyExistsError:
         return AlreadyExistsError(
@@ -332,6 +293,7 @@ class AdapterRegistry:
             current = self._present(name)
             versions = [each for each in self._by_number.values() if each.name == name]
             current.is_leaving = True
+            self._num_changes += 1
         ended: list[int] = []
 
         def end_requests() -> None:
@@ -346,6 +308,7 @@ class AdapterRegistry:
             with self._changed:
                 # A load in place may have replaced it meanwhile: then it leaves all the same.
                 current.is_leaving = self._current.get(name) is not current
+                self._num_changes += 1
                 self._retire_if_unused(current)
             raise
         memory = self._workers.adapter_memory()
@@ -400,7 +363,7 @@ class AdapterRegistry:
         """Lets a replaced version go, later and elsewhere: a step may be under way."""
         is_replaced = self._current.get(adapter.name) is not adapter
         if is_replaced and adapter.is_leaving and not adapter.num_holds:
-            self._fetcher.submit(self._retire, adapter)
+            self._background.submit(self._retire, adapter)
 
     def _retire(self, adapter: LoadedAdapter) -> bool:
         """Forgets an adapter that nobody holds. Returns whether it was there."""
@@ -409,8 +372,8 @@ class AdapterRegistry:
                 return False
             if self._current.get(adapter.name) is adapter:
                 del self._current[adapter.name]
-            self._changed.notify_all()
-        self._workers.drop_adapter(adapter.number)
+            self._has_changed()
+        self._host.drop(adapter.number)
         return True
 
     # -- requests ----------------------------------------------------------------------------
@@ -464,82 +427,27 @@ class AdapterRegistry:
 
     def want(self, number: int) -> None:
         """See AdapterStore."""
-        with self._changed:
-            adapter = self._by_number.get(number)
-            if adapter is None:
-                return
-            adapter.is_kept, adapter.last_used = True, time.monotonic()
-            if adapter.is_there or adapter.is_fetched:
-                return
-            adapter.is_fetched = True
-        self._fetcher.submit(self._fetch, adapter)
+        self._host.want(number)
 
     def let_go(self, number: int) -> None:
         """See AdapterStore."""
-        with self._changed:
-            if (adapter := self._by_number.get(number)) is not None:
-                adapter.is_kept, adapter.last_used = False, time.monotonic()
+        self._host.let_go(number)
 
     def is_ready(self, number: int) -> bool:
         """See AdapterStore."""
-        adapter = self._by_number.get(number)
-        return adapter is not None and adapter.is_there
+        return self._host.is_ready(number)
 
-    def _fetch(self, adapter: LoadedAdapter) -> None:
-        """Reads an adapter again whose weights had to go."""
-        failure: PagewireError | None = None
-        try:
-            self._read_again(adapter)
-        except PagewireError as error:
-            failure = error
-        except Exception as error:
-            logger.exception("Adapter %r could not be read again.", adapter.name)
-            failure = InternalError(f"the adapter could not be read ({type(error).__name__})")
-        with self._changed:
-            # It may have been unloaded meanwhile: then nobody else lets go of what was read.
-            is_gone = self._by_number.get(adapter.number) is not adapter
-            adapter.is_there = failure is None and not is_gone
-            # Before the failure is told: a request that comes after it wants another attempt.
-            adapter.is_fetched = False
-        if is_gone:
-            self._workers.drop_adapter(adapter.number)
-        elif failure is not None:
-            self._tell_failure(adapter, failure)
-        self._wake()
-
-    def _read_again(self, adapter: LoadedAdapter) -> None:
-        with self._reading:
-            self._make_room()
-            found = self._workers.load_adapter(adapter.number, adapter.folder)
-        if found.weights_version != adapter.description.weights_version:
-            self._workers.drop_adapter(adapter.number)
-            raise FailedPreconditionError(
-                f"the files of the adapter {adapter.name!r} have changed since it was loaded; "
-                "load it again, in_place",
-                field="model",
-            )
-
-    def _tell_failure(self, adapter: LoadedAdapter, error: PagewireError) -> None:
+    def _tell_loss(self, adapter: LoadedAdapter, error: PagewireError) -> None:
         logger.error("adapter %r can't be used any more: %s", adapter.name, error.message)
         told = FailedPreconditionError(error.message, field="model")
         if self._fail is not None:
             self._fail(adapter.number, told, lambda count: None)
 
-    def _make_room(self, places: int = 1) -> None:
-        """Lets go of weights until so many more fit, if those that must stay allow it."""
-        with self._changed:
-            there = [each for each in self._by_number.values() if each.is_there]
-            idle = sorted(
-                (each for each in there if not each.is_kept), key=lambda each: each.last_used
-            )
-            leaving = idle[: max(0, len(there) + places - self._max_cpu_loras)]
-            for adapter in leaving:
-                adapter.is_there = False
-                self._num_evictions += 1
-        for adapter in leaving:
-            self._workers.drop_adapter(adapter.number)
-
     # -- what it tells -----------------------------------------------------------------------
+
+    def revision(self) -> str:
+        """Differs as soon as other adapters may be named, or one in another version."""
+        return f"{self._life}-{self._num_changes}"
 
     def adapters(self) -> list[LoadedAdapter]:
         """Those that are loaded, by name; a replaced version follows its heir."""
@@ -551,16 +459,21 @@ class AdapterRegistry:
         with self._changed:
             return dict(self._loading)
 
-    def files_of(self, name: str) -> Mapping[str, bytes]:
+    def files_of(self, name: str, version: str = "") -> Mapping[str, bytes]:
         """The tokenizer's files that an adapter ships.
 
         Raises:
             AdapterNotFoundError: there is none of this name.
+            FailedPreconditionError: not in this version.
         """
         with self._changed:
             adapter = self._current.get(name)
         if adapter is None:
             raise AdapterNotFoundError(f"no adapter {name!r} is loaded", field="adapter")
+        if version not in ("", adapter.version):
+            raise FailedPreconditionError(
+                f"the adapter {name!r} has another version now", field="adapter_version"
+            )
         return adapter.files
 
     def memory(self) -> AdapterMemory:
@@ -570,13 +483,4 @@ class AdapterRegistry:
     @property
     def num_evictions(self) -> int:
         """Weights that had to leave host memory for others, since the start."""
-        return self._num_evictions
-
-
-def _version(description: AdapterDescription, files: Mapping[str, bytes]) -> str:
-    """Of an adapter's whole content."""
-    digest = hashlib.sha256(description.weights_version.encode())
-    for name in sorted(files):
-        digest.update(f"{name}\0{len(files[name])}\0".encode())
-        digest.update(files[name])
-    return digest.hexdigest()
+        return self._host.num_evictions

@@ -11,12 +11,10 @@ from pagewire.errors import FailedPreconditionError, InvalidArgumentError, Pagew
 from pagewire.lora import LoraModule
 from pagewire.v1 import engine_pb2
 from pagewire_engine.adapters.description import AdapterMemory
-from pagewire_engine.adapters.files import anywhere, loadable_paths, resolve_folder
-from pagewire_engine.adapters.registry import (
-    AdapterRegistry,
-    LoadedAdapter,
-    LoadRequest,
-)
+from pagewire_engine.adapters.files import anywhere, resolve_folder
+from pagewire_engine.adapters.loadable import LoadablePaths
+from pagewire_engine.adapters.loaded import LoadedAdapter, LoadRequest
+from pagewire_engine.adapters.registry import AdapterRegistry
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.errors import StartupError
 from pagewire_engine.submission import Submission
@@ -46,6 +44,7 @@ class AdapterService:
         self._loop = loop
         self._config = config
         self._served_model_name = served_model_name
+        self._loadable = LoadablePaths(config.lora_dir)
         if registry is not None:
             registry.attach(loop.fail_adapter, loop.wake)
 
@@ -125,9 +124,13 @@ class AdapterService:
             device_bytes=unloaded.device_bytes,
         )
 
-    def list(self) -> engine_pb2.ListAdaptersResponse:
-        """What is loaded, and where it is."""
+    def list(self, unless_revision: str = "") -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is; nothing where that is known in this revision."""
         registry = self._enabled("")
+        # First: what changes meanwhile is told again, and not missed.
+        revision = registry.revision()
+        if revision == unless_revision:
+            return engine_pb2.ListAdaptersResponse(revision=revision)
         memory, requests = registry.memory(), self._loop.requests_by_adapter()
         adapters = [self._info(each, memory, requests) for each in registry.adapters()]
         adapters += [
@@ -138,7 +141,8 @@ class AdapterService:
         return engine_pb2.ListAdaptersResponse(
             adapters=adapters,
             limits=self.limits(),
-            loadable_paths=loadable_paths(self._config.lora_dir),
+            loadable_paths=self._loadable.paths(),
+            revision=revision,
         )
 
     def hand_over(
@@ -170,9 +174,9 @@ class AdapterService:
             raise
         return hold.version
 
-    def files_of(self, name: str) -> dict[str, bytes]:
+    def files_of(self, name: str, version: str = "") -> dict[str, bytes]:
         """See AdapterRegistry.files_of."""
-        return dict(self._enabled("adapter").files_of(name))
+        return dict(self._enabled("adapter").files_of(name, version))
 
     def stats(self) -> engine_pb2.AdapterStats | None:
         """Figures; None where no adapter can be loaded."""

@@ -89,6 +89,7 @@ class EngineRequest:
         tenant: whose quota and fair share it counts on.
         priority: lower runs first.
         adapter: "" is the base model.
+        adapter_version: the engine must have it in this version; "": in any.
         past: of each of the n sequences, where the request was admitted before and goes on from
             there; its stream then begins after these tokens.
         whole: the stream is read for its end alone. An engine in this process then wakes the reader
@@ -102,6 +103,7 @@ class EngineRequest:
     tenant: str = ""
     priority: int = 0
     adapter: str = ""
+    adapter_version: str = ""
     past: tuple[PastSequence, ...] = ()
     whole: bool = False
     pooling: PoolingParams | None = None
@@ -199,8 +201,11 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
+    async def list_adapters(self, unless_revision: str = "") -> engine_pb2.ListAdaptersResponse:
         """What is loaded, and where it is.
+
+        Args:
+            unless_revision: nothing but its revision comes back where that is still this one.
 
         Raises:
             FailedPreconditionError: the engine has no adapters.
@@ -208,8 +213,12 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def adapter_files(self, name: str) -> Mapping[str, bytes]:
-        """The files of a tokenizer and chat template that an adapter ships, maybe none."""
+    async def adapter_files(self, name: str, version: str) -> Mapping[str, bytes]:
+        """The files of a tokenizer and chat template that an adapter ships, maybe none.
+
+        Raises:
+            NotFoundError, FailedPreconditionError: it has gone, or is in another version now.
+        """
         ...
 
     async def submit(self, request: EngineRequest) -> TokenStream:

@@ -115,7 +115,7 @@ class ControlChannel:
             request: what to do.
             seed: the seed in force, where the engine has named it before.
             past: what has come already, for a resubmission.
-            adapter_version: the version in force, where the engine has named it before.
+            adapter_version: the version in force, where it is known.
 
         Returns:
             The seed and the adapter's version in force.
@@ -163,9 +163,9 @@ class ControlChannel:
         """Unloads an adapter, however long its requests take."""
         return await _typed(self._stub.UnloadAdapter(request))
 
-    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
-        """What is loaded, and where it is."""
-        request = engine_pb2.ListAdaptersRequest()
+    async def list_adapters(self, unless_revision: str = "") -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is; nothing where that is known in this revision."""
+        request = engine_pb2.ListAdaptersRequest(unless_revision=unless_revision)
         return await _typed(self._stub.ListAdapters(request, timeout=CALL_TIMEOUT_S))
 
     async def abort(
@@ -224,11 +224,11 @@ class ControlChannel:
         finally:
             call.cancel()
 
-    async def tokenizer_files(self, adapter: str = "") -> dict[str, bytes]:
+    async def tokenizer_files(self, adapter: str = "", version: str = "") -> dict[str, bytes]:
         """The tokenizer's files by name, or those that an adapter ships in their place."""
         chunks: dict[str, list[bytes]] = {}
         call = self._stub.GetTokenizer(
-            engine_pb2.GetTokenizerRequest(adapter=adapter), timeout=60.0
+            engine_pb2.GetTokenizerRequest(adapter=adapter, adapter_version=version), timeout=60.0
         )
         try:
             async for chunk in call:

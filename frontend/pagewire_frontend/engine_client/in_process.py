@@ -196,13 +196,13 @@ class InProcessEngineClient:
             cancelled = True
             raise
 
-    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
-        """What is loaded, and where it is."""
-        return self.adapters.list()
+    async def list_adapters(self, unless_revision: str = "") -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is; nothing where that is known in this revision."""
+        return self.adapters.list(unless_revision)
 
-    async def adapter_files(self, name: str) -> Mapping[str, bytes]:
+    async def adapter_files(self, name: str, version: str) -> Mapping[str, bytes]:
         """The files of a tokenizer and chat template that an adapter ships, maybe none."""
-        return self.adapters.files_of(name)
+        return self.adapters.files_of(name, version)
 
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
         """What the engine counts, as of now; it is read at once.
@@ -275,7 +275,7 @@ class InProcessEngineClient:
             self.adapters.hand_over(
                 replace(submission, request_id=engine_id, told_at_end=at_end),
                 request.adapter,
-                "",
+                request.adapter_version,
                 functools.partial(self._engine_loop.submit, more_follow=request.whole),
             )
         except BaseException:

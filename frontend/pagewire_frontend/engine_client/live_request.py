@@ -17,7 +17,7 @@ class LiveRequest:
         request: as it came.
         mailbox: what it has produced, and the way to its consumer.
         seed: the seed in force; None until an engine has named it.
-        adapter_version: of its adapter, once an engine has named it.
+        adapter_version: of its adapter, as its request or an engine has named it.
         placed: whether an engine has ever accepted it. Until then nothing was delivered.
         session: where it was submitted last; None while it is nowhere.
         number: its stream there.
@@ -46,7 +46,7 @@ class LiveRequest:
         whole = params.beam_search is not None
         self.mailbox = Mailbox(params.n, lambda: on_end(self), whole=whole, past=request.past)
         self.seed = request.sampling_params.seed
-        self.adapter_version = ""
+        self.adapter_version = request.adapter_version
         self.placed = False
         self.session: WireSession | None = None
         self.number = 0

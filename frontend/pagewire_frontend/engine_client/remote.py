@@ -137,18 +137,19 @@ class RemoteEngineClient:
         link.adapters.note_unloaded(request.name)
         return response
 
-    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
-        """What is loaded, and where it is."""
+    async def list_adapters(self, unless_revision: str = "") -> engine_pb2.ListAdaptersResponse:
+        """What is loaded, and where it is; nothing where that is known in this revision."""
         link = self._started()
         if not link.ready:
             raise UnavailableError("the engine is away")
-        listed = await link.control.list_adapters()
-        link.adapters.note_listed(listed)
+        listed = await link.control.list_adapters(unless_revision)
+        if not unless_revision or listed.revision != unless_revision:
+            link.adapters.note_listed(listed)
         return listed
 
-    async def adapter_files(self, name: str) -> Mapping[str, bytes]:
+    async def adapter_files(self, name: str, version: str) -> Mapping[str, bytes]:
         """The files of a tokenizer and chat template that an adapter ships, maybe none."""
-        return await self._started().control.tokenizer_files(name)
+        return await self._started().control.tokenizer_files(name, version)
 
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
         """What the engine counts, as of now.

@@ -16,6 +16,7 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire_frontend import token_service
 from pagewire_frontend.chat_template import RenderedChat
 from pagewire_frontend.faults import renaming
+from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests, vectors
 from pagewire_frontend.grpc_api.access import authorization_of
@@ -30,6 +31,7 @@ from pagewire_frontend.grpc_api.responses import (
 from pagewire_frontend.grpc_api.streams import ResponseStream
 from pagewire_frontend.request_ids import check_request_id
 from pagewire_frontend.serving import Serving
+from pagewire_frontend.tokenizer import Tokenizer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -48,7 +50,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     @answers_errors
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        generation_request = self._generate_request(request, context)
+        generation_request = await self._generate_request(request, context)
         response = inference_pb2.GenerateResponse(
             request_id=generation_request.request_id, model=generation_request.model
         )
@@ -61,7 +63,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     ) -> inference_pb2.GenerateResponse:
         """One message, however long: clients that ask for many prompt logprobs stream, or raise
         their limit."""
-        generation_request = self._generate_request(request, context)
+        generation_request = await self._generate_request(request, context)
         async with self._serving.run(generation_request) as generation:
             whole = await generation.collect()
         response = inference_pb2.GenerateResponse(
@@ -107,19 +109,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def RenderChat(
         self, request: inference_pb2.RenderChatRequest, context: Context
     ) -> inference_pb2.RenderChatResponse:
-        rendered = await self._render(request)
+        generation = await self._serving.generation.find_model(request.model)
+        rendered = await self._render(generation, request)
         response = inference_pb2.RenderChatResponse(
             prompt=rendered.prompt, token_ids=rendered.token_ids
         )
         if request.with_tokens:
-            self._tell_tokens(response, request.model)
+            _tell_tokens(response, generation.tokenizer)
         return response
 
     @answers_errors
     async def ListChatTemplates(
         self, request: inference_pb2.ListChatTemplatesRequest, context: Context
     ) -> inference_pb2.ListChatTemplatesResponse:
-        generation = self._serving.generation.for_model(request.model)
+        generation = await self._serving.generation.find_model(request.model)
         response = inference_pb2.ListChatTemplatesResponse(
             requests_may_bring_one=generation.settings.allow_request_chat_template
         )
@@ -131,7 +134,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        generation = self._serving.generation.for_model(request.model)
+        generation = await self._serving.generation.find_model(request.model)
         token_ids, tokens = await token_service.tokenize(
             generation,
             request.text,
@@ -142,24 +145,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             token_ids=token_ids, tokens=tokens, max_model_len=generation.model_info.max_model_len
         )
         if request.with_bytes:
-            self._tell_tokens(response, request.model)
+            _tell_tokens(response, generation.tokenizer)
         return response
-
-    def _tell_tokens(
-        self,
-        response: inference_pb2.RenderChatResponse | inference_pb2.TokenizeResponse,
-        model: str,
-    ) -> None:
-        tokenizer = self._serving.generation.for_model(model).tokenizer
-        token_ids = response.token_ids
-        response.token_bytes.extend(token_service.bytes_of(tokenizer, token_ids))
-        response.control_positions.extend(token_service.control_positions(tokenizer, token_ids))
 
     @answers_errors
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        generation = self._serving.generation.for_model(request.model)
+        generation = await self._serving.generation.find_model(request.model)
         text = await token_service.detokenize(
             generation, request.token_ids, skip_special_tokens=request.skip_special_tokens
         )
@@ -216,10 +209,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     ) -> inference_pb2.ScoreResponse:
         return await vectors.score(self._serving, request, self._tenant(context))
 
-    def _generate_request(
+    async def _generate_request(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> GenerationRequest:
-        model = self._serving.generation.check_model(request.model)
+        model = (await self._serving.generation.find_model(request.model)).model_name
         info = self._serving.generation.model_info
         generation_request = requests.generation_request(
             request, model, info.default_sampling_params, info.max_model_len
@@ -229,7 +222,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def _chat_request(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> GenerationRequest:
-        generation = self._serving.generation.for_model(request.model)
+        generation = await self._serving.generation.find_model(request.model)
         request_id = check_request_id(request.request_id)
         params = requests.sampling_params(request, self._defaults())
         if params.prompt_logprobs is not None:
@@ -237,7 +230,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
                 "prompt_logprobs", "Chat does not report them; Generate does"
             )
         use = requests.tool_use_of(request)
-        rendered = await self._render(request)
+        rendered = await self._render(generation, request)
         return GenerationRequest(
             request_id=request_id,
             model=generation.model_name,
@@ -246,6 +239,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             add_special_tokens=False,
             tenant=self._tenant(context),
             priority=request.priority,
+            text_version=generation.text_version,
             answer=generation.answer_format(
                 rendered,
                 use,
@@ -260,10 +254,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         )
 
     async def _render(
-        self, request: inference_pb2.ChatRequest | inference_pb2.RenderChatRequest
+        self,
+        generation: Generation,
+        request: inference_pb2.ChatRequest | inference_pb2.RenderChatRequest,
     ) -> RenderedChat:
-        generation = self._serving.generation.for_model(request.model)
-
         def render() -> RenderedChat:
             return generation.render_chat(
                 requests.chat_messages(request.messages),
@@ -287,3 +281,12 @@ def _default_true(
     request: inference_pb2.TokenizeRequest | inference_pb2.ChatRequest, field: str
 ) -> bool:
     return bool(getattr(request, field)) if request.HasField(field) else True
+
+
+def _tell_tokens(
+    response: inference_pb2.RenderChatResponse | inference_pb2.TokenizeResponse,
+    tokenizer: Tokenizer,
+) -> None:
+    token_ids = response.token_ids
+    response.token_bytes.extend(token_service.bytes_of(tokenizer, token_ids))
+    response.control_positions.extend(token_service.control_positions(tokenizer, token_ids))

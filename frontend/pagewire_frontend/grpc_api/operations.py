@@ -10,7 +10,6 @@ import grpc
 
 from pagewire.errors import FailedPreconditionError, ResourceExhaustedError
 from pagewire.v1 import engine_pb2, operations_pb2_grpc
-from pagewire_frontend.adapter_control import list_adapters, load_adapter, unload_adapter
 from pagewire_frontend.grpc_api.errors import answers_errors
 from pagewire_frontend.serving import Serving
 
@@ -33,20 +32,20 @@ class AdaptersServicer(operations_pb2_grpc.AdaptersServicer):  # type: ignore[mi
     async def Load(
         self, request: engine_pb2.LoadAdapterRequest, context: Context
     ) -> engine_pb2.LoadAdapterResponse:
-        info = await load_adapter(self._serving, request)
+        info = await self._serving.managed_adapters.load(request)
         return engine_pb2.LoadAdapterResponse(adapter=info)
 
     @answers_errors
     async def Unload(
         self, request: engine_pb2.UnloadAdapterRequest, context: Context
     ) -> engine_pb2.UnloadAdapterResponse:
-        return await unload_adapter(self._serving, request)
+        return await self._serving.managed_adapters.unload(request)
 
     @answers_errors
     async def List(
         self, request: engine_pb2.ListAdaptersRequest, context: Context
     ) -> engine_pb2.ListAdaptersResponse:
-        return await list_adapters(self._serving)
+        return await self._serving.managed_adapters.list()
 
 
 class ObservabilityServicer(

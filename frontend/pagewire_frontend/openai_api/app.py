@@ -79,7 +79,7 @@ def create_app(serving: Serving) -> ASGIApp:
         return operations.list_models(serving)
 
     async def model(request: Request) -> Response:
-        return operations.get_model(serving, request.path_params["name"])
+        return await operations.get_model(serving, request.path_params["name"])
 
     async def health(request: Request) -> Response:
         return operations.health(serving)

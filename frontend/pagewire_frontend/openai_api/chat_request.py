@@ -27,7 +27,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
     Raises:
         PagewireError: something in it can't be served.
     """
-    generation = serving.generation.for_model(body.model or "")
+    generation = await serving.generation.find_model(body.model or "")
     params = body.chat_sampling_params(generation.model_info.default_sampling_params)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     arguments: dict[str, Any] = {
@@ -51,6 +51,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
         add_special_tokens=False,
         tenant=request.state.tenant,
         priority=body.priority or 0,
+        text_version=generation.text_version,
         answer=generation.answer_format(
             rendered,
             use,

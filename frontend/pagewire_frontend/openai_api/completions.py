@@ -15,6 +15,7 @@ from starlette.responses import Response
 from pagewire.outputs import FinishReason, PositionLogprobs
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
+from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, TextDelta
 from pagewire_frontend.openai_api.body_reading import LONG_BODY, read_body
 from pagewire_frontend.openai_api.chunks import (
@@ -44,8 +45,9 @@ async def create_completion(serving: Serving, request: Request) -> Response:
     body = await read_body(request, CompletionBody)
     streams = body.streams
     names = {"prompt_token_ids": "prompt"} | body.field_names
+    generation = await serving.generation.find_model(body.model or "")
     make_requests = partial(
-        _generation_requests, serving, body, request.state.request_id, request.state.tenant
+        _generation_requests, generation, body, request.state.request_id, request.state.tenant
     )
     with renaming(names):
         if len(await request.body()) > LONG_BODY:
@@ -71,9 +73,8 @@ async def create_completion(serving: Serving, request: Request) -> Response:
 
 
 def _generation_requests(
-    serving: Serving, body: CompletionBody, request_id: str, tenant: str
+    generation: Generation, body: CompletionBody, request_id: str, tenant: str
 ) -> list[GenerationRequest]:
-    generation = serving.generation.for_model(body.model or "")
     params = body.completion_sampling_params(generation.model_info.default_sampling_params)
     prompts = body.prompts(generation.model_info.max_model_len)
     return [

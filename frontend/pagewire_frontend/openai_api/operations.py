@@ -11,7 +11,6 @@ from starlette.responses import Response
 import pagewire
 from pagewire.v1 import engine_pb2
 from pagewire_frontend import token_service
-from pagewire_frontend.adapter_control import load_adapter, unload_adapter
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.metrics import CONTENT_TYPE
 from pagewire_frontend.openai_api.body_reading import read_body
@@ -56,10 +55,10 @@ def list_models(serving: Serving) -> Response:
     return json_response({"object": "list", "data": cards})
 
 
-def get_model(serving: Serving, name: str) -> Response:
+async def get_model(serving: Serving, name: str) -> Response:
     """One model's card. Raises NotFoundError."""
     generation = serving.generation
-    generation.check_model(name)
+    await generation.find_model(name)
     adapter = generation.adapters.find(name)
     return json_response(_model(serving) if adapter is None else _adapter(serving, adapter.info))
 
@@ -97,7 +96,7 @@ async def load_lora_adapter(serving: Serving, request: Request) -> Response:
         in_place=bool(body.load_inplace),
     )
     with renaming({"name": "lora_name", "path": "lora_path"}):
-        info = await load_adapter(serving, asked)
+        info = await serving.managed_adapters.load(asked)
     return json_response(_adapter(serving, info) | {"version": info.version, "rank": info.rank})
 
 
@@ -111,7 +110,8 @@ async def unload_lora_adapter(serving: Serving, request: Request) -> Response:
     if body.timeout_s is not None:
         asked.timeout_s = body.timeout_s
     with renaming({"name": "lora_name"}):
-        response = await unless_disconnected(request.receive, unload_adapter(serving, asked))
+        unloading = serving.managed_adapters.unload(asked)
+        response = await unless_disconnected(request.receive, unloading)
     # Nobody reads an answer after the client has left.
     ended = 0 if response is None else response.num_ended_requests
     return json_response({"id": body.lora_name, "deleted": True, "ended_requests": ended})
@@ -120,7 +120,7 @@ async def unload_lora_adapter(serving: Serving, request: Request) -> Response:
 async def tokenize(serving: Serving, request: Request) -> Response:
     """`{"prompt": text}` to its token ids."""
     body = await read_body(request, TokenizeBody)
-    generation = serving.generation.for_model(body.model or "")
+    generation = await serving.generation.find_model(body.model or "")
     with renaming({"text": "prompt"}):
         token_ids, texts = await token_service.tokenize(
             generation, body.prompt, add_special_tokens=body.add_special_tokens
@@ -138,7 +138,7 @@ async def tokenize(serving: Serving, request: Request) -> Response:
 async def detokenize(serving: Serving, request: Request) -> Response:
     """`{"tokens": ids}` to their text."""
     body = await read_body(request, DetokenizeBody)
-    generation = serving.generation.for_model(body.model or "")
+    generation = await serving.generation.find_model(body.model or "")
     with renaming({"token_ids": "tokens"}):
         text = await token_service.detokenize(generation, body.tokens, skip_special_tokens=False)
     return json_response({"prompt": text})

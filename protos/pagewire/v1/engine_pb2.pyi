@@ -180,10 +180,12 @@ class GetModelInfoResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., served_model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., created: _Optional[int] = ..., pagewire_version: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_pooling_pb2.Task, str]]] = ..., pooling: _Optional[_Union[_pooling_pb2.PoolingInfo, _Mapping]] = ..., adapter_limits: _Optional[_Union[AdapterLimits, _Mapping]] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
-    __slots__ = ("adapter",)
+    __slots__ = ("adapter", "adapter_version")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_VERSION_FIELD_NUMBER: _ClassVar[int]
     adapter: str
-    def __init__(self, adapter: _Optional[str] = ...) -> None: ...
+    adapter_version: str
+    def __init__(self, adapter: _Optional[str] = ..., adapter_version: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerResponse(_message.Message):
     __slots__ = ("path", "data")
@@ -400,18 +402,22 @@ class UnloadAdapterResponse(_message.Message):
     def __init__(self, num_ended_requests: _Optional[int] = ..., host_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unless_revision",)
+    UNLESS_REVISION_FIELD_NUMBER: _ClassVar[int]
+    unless_revision: str
+    def __init__(self, unless_revision: _Optional[str] = ...) -> None: ...
 
 class ListAdaptersResponse(_message.Message):
-    __slots__ = ("adapters", "limits", "loadable_paths")
+    __slots__ = ("adapters", "limits", "loadable_paths", "revision")
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     LOADABLE_PATHS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterInfo]
     limits: AdapterLimits
     loadable_paths: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., limits: _Optional[_Union[AdapterLimits, _Mapping]] = ..., loadable_paths: _Optional[_Iterable[str]] = ...) -> None: ...
+    revision: str
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., limits: _Optional[_Union[AdapterLimits, _Mapping]] = ..., loadable_paths: _Optional[_Iterable[str]] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class AdapterLimits(_message.Message):
     __slots__ = ("max_loras", "max_cpu_loras", "max_lora_rank")

@@ -55,7 +55,7 @@ class Fixture:
 
     def drain(self) -> None:
         """Returns when what was left to the background is done."""
-        self.registry._fetcher.submit(lambda: None).result(WAIT_S)
+        self.registry._background.submit(lambda: None).result(WAIT_S)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class Control(ControlChannel):
             raise answer
         return answer
 
-    async def list_adapters(self) -> engine_pb2.ListAdaptersResponse:
+    async def list_adapters(self, unless_revision: str = "") -> engine_pb2.ListAdaptersResponse:
         adapters = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
         return engine_pb2.ListAdaptersResponse(adapters=adapters)
 

@@ -17,7 +17,8 @@ from pagewire.errors import PagewireError
 from pagewire_engine.adapters.compatible_tokenizer import check_tokenizer
 from pagewire_engine.adapters.description import AdapterFolder
 from pagewire_engine.adapters.errors import AdapterFileError, UnsupportedAdapterError
-from pagewire_engine.adapters.files import loadable_paths, resolve_folder, tokenizer_files
+from pagewire_engine.adapters.files import resolve_folder, tokenizer_files
+from pagewire_engine.adapters.loadable import LoadablePaths
 from pagewire_engine.adapters.peft_config import PeftConfig
 from pagewire_engine.worker.adapter_loading import AdapterTargets, load_weights
 from tests.fakes.step_driver import CPU, load
@@ -238,13 +239,13 @@ def test_no_file_leads_out_of_the_folder(
     for file in (tmp_path / "root" / "blobs").iterdir():
         (linked / file.name).symlink_to(file)
     load_weights(resolve_folder("linked", str(tmp_path / "root")), targets, 64, "x")
-    assert loadable_paths(str(tmp_path / "root")) == ["a", "blobs", "linked"]
+    assert LoadablePaths(str(tmp_path / "root")).paths() == ["a", "blobs", "linked"]
 
 
 def test_without_a_folder_none_can_be_loaded() -> None:
     with pytest.raises(PagewireError, match="--lora-dir"):
         resolve_folder("a", None)
-    assert loadable_paths(None) == []
+    assert LoadablePaths(None).paths() == []
 
 
 def _tokenizer(vocab: dict[str, int], **added: int) -> dict[str, bytes]:
