@@ -140,6 +140,14 @@ def test_prompt_logprobs_are_a_full_list_though_the_prefix_is_cached(
     assert logprobs[0] is None
     known = [position.token.logprob for position in told.prompt_logprobs]
     assert logprobs[1:-1] == pytest.approx(known, abs=1e-3)
+    http = complete(served, prompt, prompt_logprobs=1, return_token_ids=True, max_tokens=1)
+    (choice,) = http["choices"]
+    first, *entries = choice["prompt_logprobs"]
+    assert first is None
+    assert len(entries) == len(choice["prompt_token_ids"]) - 1
+    own = zip(entries, choice["prompt_token_ids"][1:], strict=True)
+    same = [entry[str(token_id)]["logprob"] for entry, token_id in own]
+    assert same == pytest.approx(known, abs=1e-3)
 
 
 def test_n_over_grpc_is_n_over_http(served: Served, stub: Any) -> None:

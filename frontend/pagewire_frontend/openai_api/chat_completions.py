@@ -25,8 +25,10 @@ from pagewire_frontend.openai_api.chunks import (
 )
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
+from pagewire_frontend.openai_api.prompt_logprobs import prompt_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody
 from pagewire_frontend.serving import MeteredGeneration, Serving
+from pagewire_frontend.tokenizer import Tokenizer
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
 _LONG_BODY = 20_000
@@ -46,7 +48,8 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
     with renaming(names):
         generation_request = await chat_request(serving, request, body)
     generation = await serving.start(generation_request, names)
-    reply = _ChatReply(generation, generation_request, body)
+    tokenizer = serving.generation.for_model(generation_request.model).tokenizer_or_none
+    reply = _ChatReply(generation, generation_request, body, tokenizer)
     if streams:
         return EventStream(
             [reply.write], reply.closing, generation.aclose, serving.config.sse_keepalive_s
@@ -62,11 +65,18 @@ class _ChatReply:
     """One answer, streamed or whole."""
 
     def __init__(
-        self, generation: MeteredGeneration, request: GenerationRequest, body: ChatBody
+        self,
+        generation: MeteredGeneration,
+        request: GenerationRequest,
+        body: ChatBody,
+        tokenizer: Tokenizer | None,
     ) -> None:
+        self._tokenizer = tokenizer
+        self._num_prompt_logprobs = body.prompt_logprobs
         self._generation = generation
         self._num_choices = request.sampling_params.n
         self._with_token_ids = bool(body.return_token_ids)
+        self._prompt_token_ids = generation.prompt_token_ids if self._with_token_ids else None
         self._with_logprobs = bool(body.logprobs)
         self._is_plain_text = request.answer is None
         self._id = f"chatcmpl-{request.request_id}"
@@ -88,7 +98,11 @@ class _ChatReply:
         plain = self._is_plain_text and not detailed
         text = self._format.text
         events = [
-            self._format.choice(index, {"role": "assistant", "content": ""})
+            self._format.choice(
+                index,
+                {"role": "assistant", "content": ""},
+                prompt_token_ids=self._prompt_token_ids if index == 0 else None,
+            )
             for index in range(self._num_choices)
         ]
         async for update in self._generation:
@@ -148,17 +162,22 @@ class _ChatReply:
         """The whole answer's JSON."""
         whole = await self._generation.collect()
         usage = self._generation.usage()
-        return orjson.dumps(
-            {
-                "id": self._id,
-                "object": "chat.completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [self._choice(sequence) for sequence in whole.sequences],
-                "usage": usage_block(usage),
-                "metrics": metrics_block(usage),
-            }
-        )
+        response: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._choice(sequence) for sequence in whole.sequences],
+            "usage": usage_block(usage),
+            "metrics": metrics_block(usage),
+        }
+        if self._num_prompt_logprobs is not None:
+            response["prompt_logprobs"] = await prompt_logprobs(
+                whole.prompt_logprobs, self._num_prompt_logprobs, self._tokenizer
+            )
+        if self._with_token_ids:
+            response["prompt_token_ids"] = self._prompt_token_ids
+        return orjson.dumps(response)
 
     def _choice(self, sequence: FinishedSequence) -> dict[str, Any]:
         reason = sequence.finish_reason

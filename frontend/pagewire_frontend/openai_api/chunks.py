@@ -65,10 +65,12 @@ class ChunkFormat:
         *,
         logprobs: dict[str, Any] | None = None,
         token_ids: list[int] | None = None,
+        prompt_token_ids: list[int] | None = None,
         finish_reason: FinishReason | None = None,
         stop_reason: str | int | None = None,
     ) -> bytes:
-        """A chunk with all there is. `delta` is the text of a completion, or a chat's delta."""
+        """A chunk with all there is. `delta` is the text of a completion, or a chat's delta. The
+        prompt's ids are a completion's choice's, and a chat's chunk's, as in vLLM."""
         fields: dict[str, Any] = {
             "delta" if self._is_chat else "text": delta,
             "logprobs": logprobs,
@@ -77,7 +79,13 @@ class ChunkFormat:
         }
         if token_ids is not None:
             fields["token_ids"] = token_ids
-        return self._choice_heads[index] + orjson.dumps(fields)[1:] + b"]" + self._end
+        tail = b"]"
+        if prompt_token_ids is not None:
+            if self._is_chat:
+                tail += b',"prompt_token_ids":' + orjson.dumps(prompt_token_ids)
+            else:
+                fields["prompt_token_ids"] = prompt_token_ids
+        return self._choice_heads[index] + orjson.dumps(fields)[1:] + tail + self._end
 
     def usage(self, usage: Usage, completion_tokens: int | None = None) -> bytes:
         """The chunk before `[DONE]`, where it was asked for; else nothing."""

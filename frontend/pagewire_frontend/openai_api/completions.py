@@ -32,6 +32,7 @@ from pagewire_frontend.openai_api.event_stream import (
     unless_disconnected,
 )
 from pagewire_frontend.openai_api.logprobs import CompletionLogprobs
+from pagewire_frontend.openai_api.prompt_logprobs import prompt_logprobs
 from pagewire_frontend.openai_api.requests import CompletionBody
 from pagewire_frontend.serving import MeteredGeneration, Serving, total_usage
 
@@ -107,6 +108,8 @@ class _CompletionReply:
         self._generations = generations
         self._n = requests[0].sampling_params.n
         self._num_logprobs = body.logprobs
+        self._num_prompt_logprobs = body.prompt_logprobs
+        self._tokenizer = serving.generation.for_model(requests[0].model).tokenizer_or_none
         self._with_token_ids = bool(body.return_token_ids)
         self._prompt_only = body.prompt_only
         self._echoes: list[Echo | None] = [None] * len(requests)
@@ -144,14 +147,14 @@ class _CompletionReply:
         first = position * self._n
         plain = self._num_logprobs is None and not self._with_token_ids and not self._prompt_only
         text = self._format.text
-        prompt_logprobs: list[PositionLogprobs] = []
+        prompt_positions: list[PositionLogprobs] = []
+        events = self._prompt_ids_events(position) if self._with_token_ids else []
         async for update in self._generations[position]:
-            prompt_logprobs.extend(update.prompt_logprobs)
-            events: list[bytes] = []
+            prompt_positions.extend(update.prompt_logprobs)
             if echo is not None and any(delta.token_ids for delta in update.deltas):
                 # The prompt's log probabilities are complete once there is a first token.
                 events += [
-                    self._echo_event(first + index, echo, prompt_logprobs)
+                    self._echo_event(first + index, echo, prompt_positions)
                     for index in range(self._n)
                 ]
                 echo = None
@@ -163,6 +166,16 @@ class _CompletionReply:
                     events += self._detailed(first, delta, self._echoes[position])
             if events:
                 await emit(b"".join(events))
+                events = []
+
+    def _prompt_ids_events(self, position: int) -> list[bytes]:
+        prompt_token_ids = self._generations[position].prompt_token_ids
+        return [
+            self._format.choice(
+                position * self._n + index, "", token_ids=[], prompt_token_ids=prompt_token_ids
+            )
+            for index in range(self._n)
+        ]
 
     def _echo_event(self, index: int, echo: Echo, positions: list[PositionLogprobs]) -> bytes:
         logprobs = None
@@ -173,7 +186,7 @@ class _CompletionReply:
             index,
             echo.text,
             logprobs=None if logprobs is None else logprobs.as_json(),
-            token_ids=echo.token_ids if self._with_token_ids else None,
+            token_ids=[] if self._with_token_ids else None,
         )
 
     def _detailed(self, first: int, delta: TextDelta, echo: Echo | None) -> list[bytes]:
@@ -227,12 +240,19 @@ class _CompletionReply:
 
     async def _choices(self, position: int) -> list[dict[str, Any]]:
         whole = await self._generations[position].collect()
-        return [
+        choices = [
             self._choice(position, sequence, whole.prompt_logprobs) for sequence in whole.sequences
         ]
+        if self._num_prompt_logprobs is not None:
+            told = await prompt_logprobs(
+                whole.prompt_logprobs, self._num_prompt_logprobs, self._tokenizer
+            )
+            for choice in choices:
+                choice["prompt_logprobs"] = told
+        return choices
 
     def _choice(
-        self, position: int, sequence: FinishedSequence, prompt_logprobs: list[PositionLogprobs]
+        self, position: int, sequence: FinishedSequence, prompt_positions: list[PositionLogprobs]
     ) -> dict[str, Any]:
         echo = self._echoes[position]
         prompt_text = "" if echo is None else echo.text
@@ -244,7 +264,7 @@ class _CompletionReply:
         if self._num_logprobs is not None:
             logprobs = CompletionLogprobs(self._num_logprobs)
             if echo is not None:
-                echo.fill(logprobs, prompt_logprobs)
+                echo.fill(logprobs, prompt_positions)
             logprobs.add(sequence.logprobs, len(prompt_text))
         choice: dict[str, Any] = {
             "index": position * self._n + sequence.index,
@@ -254,6 +274,6 @@ class _CompletionReply:
             "stop_reason": sequence.stop_reason,
         }
         if self._with_token_ids:
-            prompt_ids = [] if echo is None else echo.token_ids
-            choice["token_ids"] = prompt_ids + sequence.token_ids
+            choice["prompt_token_ids"] = self._generations[position].prompt_token_ids
+            choice["token_ids"] = sequence.token_ids
         return choice

@@ -42,7 +42,8 @@ class Echo:
         )
 
     def fill(self, logprobs: CompletionLogprobs, positions: Sequence[PositionLogprobs]) -> None:
-        """Adds all of the prompt's positions; the first token has no log probability."""
+        """Adds all of the prompt's positions; the first token has no log probability. More of their
+        alternatives may have been asked for than `logprobs` shows."""
         offsets = self._text_offsets()
         first = self.token_ids[0]
         logprobs.add_first(self._text_logprob(TokenLogprob(first, 0.0, 0)))
@@ -50,7 +51,7 @@ class Echo:
             [
                 PositionTextLogprobs(
                     token=self._text_logprob(position.token),
-                    top=[self._text_logprob(token) for token in position.top],
+                    top=[self._text_logprob(token) for token in position.top[: logprobs.num_top]],
                     text_offset=offset,
                 )
                 for position, offset in zip(positions, offsets[1:], strict=False)

@@ -9,7 +9,7 @@ from typing import Any
 from pagewire_frontend.generation_types import PositionTextLogprobs, TextLogprob
 
 # OpenAI's value for "very unlikely", in place of minus infinity, which JSON lacks.
-_LOWEST = -9999.0
+LOWEST = -9999.0
 
 
 def chat_logprobs(positions: Iterable[PositionTextLogprobs]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def chat_logprobs(positions: Iterable[PositionTextLogprobs]) -> dict[str, Any]:
 def _chat_token(token: TextLogprob) -> dict[str, Any]:
     return {
         "token": token.text,
-        "logprob": max(token.logprob, _LOWEST),
+        "logprob": max(token.logprob, LOWEST),
         "bytes": list(token.bytes),
     }
 
@@ -36,10 +36,13 @@ class CompletionLogprobs:
 
     Args:
         num_top: the request's `logprobs`; 0 gives no alternatives.
+
+    Attributes:
+        num_top: the same.
     """
 
     def __init__(self, num_top: int) -> None:
-        self._num_top = num_top
+        self.num_top = num_top
         self._offsets: list[int] = []
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
@@ -58,11 +61,11 @@ class CompletionLogprobs:
             token = position.token
             self._offsets.append(offset + position.text_offset)
             self._tokens.append(token_name(token))
-            self._logprobs.append(max(token.logprob, _LOWEST))
+            self._logprobs.append(max(token.logprob, LOWEST))
             # The likeliest first, and the token that was taken even when it is not among them.
             top: dict[str, float] = {}
             for candidate in (*position.top, token):
-                top.setdefault(token_name(candidate), max(candidate.logprob, _LOWEST))
+                top.setdefault(token_name(candidate), max(candidate.logprob, LOWEST))
             self._top.append(top)
 
     def as_json(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class CompletionLogprobs:
             "text_offset": self._offsets,
             "token_logprobs": self._logprobs,
             "tokens": self._tokens,
-            "top_logprobs": self._top if self._num_top else None,
+            "top_logprobs": self._top if self.num_top else None,
         }
 
 

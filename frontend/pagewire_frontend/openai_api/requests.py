@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from pagewire.errors import InvalidArgumentError
-from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams, check_count
+from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams, check_count, check_range
 from pagewire_frontend.openai_api.field_types import Integers, Objects
 from pagewire_frontend.openai_api.sampling_body import SamplingBody
 from pagewire_frontend.openai_api.unsupported import IN_CHATS, IN_COMPLETIONS, Refused
@@ -55,11 +55,26 @@ class CompletionBody(SamplingBody):
         if self.logprobs is not None:
             changes["logprobs"] = self.logprobs
             if self.echo:
-                changes["prompt_logprobs"] = self.logprobs
+                changes["prompt_logprobs"] = max(self.logprobs, self._num_prompt_logprobs())
         if self.prompt_only:
             # The engine always samples one; it is left out of the answer.
             return self.model_copy(update={"max_tokens": 1}).sampling_params(defaults, **changes)
         return self.sampling_params(defaults, **changes)
+
+    def _num_prompt_logprobs(self) -> int:
+        if self.prompt_logprobs is None:
+            return 0
+        # Here, since the larger of two may hide that one is wrong.
+        check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        return self.prompt_logprobs
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What the client called fields that errors name otherwise."""
+        names = super().field_names
+        if self.use_beam_search and self.prompt_logprobs is None:
+            names["prompt_logprobs"] = "echo"
+        return names
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """The prompts one by one.

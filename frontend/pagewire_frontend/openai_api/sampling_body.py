@@ -58,6 +58,7 @@ class SamplingBody(BaseModel):
     skip_special_tokens: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
@@ -83,6 +84,8 @@ class SamplingBody(BaseModel):
         """
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         changes |= {name: value for name, value in given.items() if value is not None}
+        if self.prompt_logprobs is not None:
+            changes.setdefault("prompt_logprobs", self.prompt_logprobs)
         if self.logit_bias is not None:
             changes["logit_bias"] = _logit_bias(self.logit_bias)
         if self._constraint.value is not None:
@@ -116,19 +119,23 @@ class SamplingBody(BaseModel):
         names = dict(self._constraint.field_names)
         if self.use_beam_search:
             width = "n" if self.best_of is None else "best_of"
-            names |= {"beam_width": width, "prompt_logprobs": "echo"}
+            names |= {"beam_width": width}
         return names
 
     @property
     def streams(self) -> bool:
-        """Raises InvalidArgumentError for stream_options without a stream, and for best_of with
-        one."""
+        """Raises InvalidArgumentError for stream_options without a stream, and for best_of or
+        prompt_logprobs with one."""
         if self.stream_options is not None and not self.stream:
             raise InvalidArgumentError("stream_options", "is only allowed with stream=true")
         if self.stream and not self.use_beam_search and self.best_of not in (None, self.n or 1):
             raise InvalidArgumentError(
                 "best_of",
                 "can't be streamed: the best are known at the end. Leave out stream, or best_of",
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidArgumentError(
+                "prompt_logprobs", "can't be streamed over HTTP: leave out stream, or use gRPC"
             )
         return bool(self.stream)
 

@@ -17,7 +17,6 @@ IN_CHATS: Refused = {
     "bad_words": ([],),
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
     "logits_processors": ([],),
     "spaces_between_special_tokens": (True,),
     "detokenize": (True,),
@@ -67,6 +66,7 @@ IN_RESPONSES: Refused = {
     "stop_token_ids": ([],),
     "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
+    "prompt_logprobs": (),
     "documents": ([],),
 }
 IN_POOLING: Refused = {
@@ -92,7 +92,7 @@ _HINTS = {
     "max_tokens": "use max_output_tokens",
     "max_completion_tokens": "use max_output_tokens",
     "response_format": "use text.format",
-    "prompt_logprobs": "use echo with logprobs on /v1/completions, or the gRPC API",
+    "prompt_logprobs": "use /v1/completions or /v1/chat/completions",
 }
 
 

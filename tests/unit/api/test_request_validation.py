@@ -260,7 +260,6 @@ async def test_http_refuses_bad_completions(
         ("store", True),
         ("guided_whitespace_pattern", " "),
         ("suffix", "tail"),
-        ("prompt_logprobs", 1),
         ("bad_words", ["x"]),
     ],
 )
