@@ -21,6 +21,7 @@ from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests, vectors
 from pagewire_frontend.grpc_api.access import authorization_of
 from pagewire_frontend.grpc_api.errors import answers_errors
+from pagewire_frontend.grpc_api.reply_size import fits_clients
 from pagewire_frontend.grpc_api.responses import (
     fill_choice,
     fill_output,
@@ -58,12 +59,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             await ResponseStream(context, response).write_all(generation)
 
     @answers_errors
+    @fits_clients("call Generate, which streams it in parts")
     async def GenerateUnary(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
+<<<<<<< HEAD
         """One message, however long: clients that ask for many prompt logprobs stream, or raise
         their limit."""
         generation_request = await self._generate_request(request, context)
+=======
+        generation_request = self._generate_request(request, context)
+>>>>>>> 656c0ec (Stream vectors over gRPC, and say of a reply that is too large how to have it)
         async with self._serving.run(generation_request) as generation:
             whole = await generation.collect()
         response = inference_pb2.GenerateResponse(
@@ -88,6 +94,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             await ResponseStream(context, response).write_all(generation)
 
     @answers_errors
+    @fits_clients("call Chat, which streams it in parts")
     async def ChatUnary(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> inference_pb2.ChatResponse:
@@ -106,6 +113,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         return response
 
     @answers_errors
+    @fits_clients("leave out with_tokens")
     async def RenderChat(
         self, request: inference_pb2.RenderChatRequest, context: Context
     ) -> inference_pb2.RenderChatResponse:
@@ -119,6 +127,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         return response
 
     @answers_errors
+    @fits_clients("name a smaller template in the request")
     async def ListChatTemplates(
         self, request: inference_pb2.ListChatTemplatesRequest, context: Context
     ) -> inference_pb2.ListChatTemplatesResponse:
@@ -131,6 +140,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         return response
 
     @answers_errors
+    @fits_clients("leave out with_bytes, or send less text")
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
@@ -149,6 +159,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         return response
 
     @answers_errors
+    @fits_clients("send fewer token ids")
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
@@ -195,9 +206,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context
     ) -> inference_pb2.EmbedResponse:
-        return await vectors.embed(self._serving, request, self._tenant(context))
+        return await vectors.embed(
+            self._serving, request, self._tenant(context), context.invocation_metadata()
+        )
 
     @answers_errors
+    async def EmbedStream(self, request: inference_pb2.EmbedRequest, context: Context) -> None:
+        async for part in vectors.embed_in_parts(self._serving, request, self._tenant(context)):
+            await context.write(part)
+
+    @answers_errors
+    @fits_clients("send fewer texts")
     async def Classify(
         self, request: inference_pb2.ClassifyRequest, context: Context
     ) -> inference_pb2.ClassifyResponse:

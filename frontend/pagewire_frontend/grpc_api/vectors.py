@@ -3,42 +3,82 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import check_count
 from pagewire.v1 import inference_pb2
-from pagewire_frontend.grpc_api.responses import fill_usage
+from pagewire_frontend.grpc_api.reply_size import check_reply_size
+from pagewire_frontend.grpc_api.responses import MESSAGE_BUDGET, fill_usage
 from pagewire_frontend.pooling import MAX_PROMPTS, PoolingPrompt, PoolingRequest
 from pagewire_frontend.request_ids import new_request_id
 from pagewire_frontend.scoring import Scoring
 from pagewire_frontend.serving import Serving
 
+# float32; and the tags and lengths of a vector.
+_BYTES_PER_NUMBER = 4
+_BYTES_AROUND = 16
+# What the client calls the fields that errors name.
+_EMBED_FIELDS = {"use_activation": "normalize"}
 _InputRequest = inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest
 
 
 async def embed(
-    serving: Serving, request: inference_pb2.EmbedRequest, tenant: str
+    serving: Serving, request: inference_pb2.EmbedRequest, tenant: str, metadata: Any
 ) -> inference_pb2.EmbedResponse:
     """A vector for each text.
 
     Raises:
-        PagewireError: the call was refused, or failed.
+        PagewireError: the call was refused, or failed, or its answer would be too large for a
+            caller with this metadata.
     """
-    params = PoolingParams(
-        task=Task.EMBED,
-        dimensions=_optional(request, "dimensions"),
-        use_activation=_optional(request, "normalize"),
-    )
-    asked = _pooling_request(request, params, _prompts(request), tenant)
-    pooled = await serving.pool(asked, {"use_activation": "normalize"})
+    asked = _embed_request(request, tenant)
+    # Before anything is computed for nothing.
+    num_bytes = len(asked.prompts) * _embedding_bytes(serving, request)
+    check_reply_size(num_bytes, metadata, "call EmbedStream, which sends it in parts")
+    pooled = await serving.pool(asked, _EMBED_FIELDS)
     response = inference_pb2.EmbedResponse(
         model=_model(serving), embeddings=_embeddings(pooled.vectors)
     )
     fill_usage(response.usage, pooled.usage)
     return response
+
+
+async def embed_in_parts(
+    serving: Serving, request: inference_pb2.EmbedRequest, tenant: str
+) -> AsyncIterator[inference_pb2.EmbedResponse]:
+    """The same in messages of no more than MESSAGE_BUDGET bytes, or one vector.
+
+    Raises:
+        PagewireError: the call was refused, or failed.
+    """
+    pooled = await serving.pool(_embed_request(request, tenant), _EMBED_FIELDS)
+    at_a_time = max(1, MESSAGE_BUDGET // _embedding_bytes(serving, request))
+    model = _model(serving)
+    for start in range(0, len(pooled.vectors), at_a_time):
+        vectors = pooled.vectors[start : start + at_a_time]
+        part = inference_pb2.EmbedResponse(model=model, embeddings=_embeddings(vectors))
+        if start + at_a_time >= len(pooled.vectors):
+            fill_usage(part.usage, pooled.usage)
+        yield part
+
+
+def _embed_request(request: inference_pb2.EmbedRequest, tenant: str) -> PoolingRequest:
+    params = PoolingParams(
+        task=Task.EMBED,
+        dimensions=_optional(request, "dimensions"),
+        use_activation=_optional(request, "normalize"),
+    )
+    return _pooling_request(request, params, _prompts(request), tenant)
+
+
+def _embedding_bytes(serving: Serving, request: inference_pb2.EmbedRequest) -> int:
+    """Of one vector in a message, at most."""
+    info = serving.generation.model_info.pooling
+    size = 0 if info is None else info.size
+    return _BYTES_PER_NUMBER * min(size, _optional(request, "dimensions") or size) + _BYTES_AROUND
 
 
 async def classify(

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class InferenceStub:
     """The public API: text in, text out. Errors are gRPC status codes with google.rpc.BadRequest details that
-    name the field. A call's deadline or cancel reaches the engine.
+    name the field. A call's deadline or cancel reaches the engine. A unary reply above the 4 MiB that clients take
+    by default is RESOURCE_EXHAUSTED; a client that takes more says so in metadata, pagewire-max-reply-bytes.
     """
 
     def __init__(self, channel):
@@ -86,6 +87,11 @@ class InferenceStub:
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.EmbedStream = channel.unary_stream(
+                '/pagewire.v1.Inference/EmbedStream',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Classify = channel.unary_unary(
                 '/pagewire.v1.Inference/Classify',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
@@ -100,7 +106,8 @@ class InferenceStub:
 
 class InferenceServicer:
     """The public API: text in, text out. Errors are gRPC status codes with google.rpc.BadRequest details that
-    name the field. A call's deadline or cancel reaches the engine.
+    name the field. A call's deadline or cancel reaches the engine. A unary reply above the 4 MiB that clients take
+    by default is RESOURCE_EXHAUSTED; a client that takes more says so in metadata, pagewire-max-reply-bytes.
     """
 
     def Generate(self, request, context):
@@ -164,6 +171,13 @@ class InferenceServicer:
 
     def Embed(self, request, context):
         """Texts to vectors. FAILED_PRECONDITION where the model can't, as for the next two; see Model.tasks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedStream(self, request, context):
+        """The same in messages that every client takes, each with the next vectors. Usage comes in the last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,6 +250,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
+            'EmbedStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.EmbedStream,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
             'Classify': grpc.unary_unary_rpc_method_handler(
                     servicer.Classify,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
@@ -256,7 +275,8 @@ def add_InferenceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Inference:
     """The public API: text in, text out. Errors are gRPC status codes with google.rpc.BadRequest details that
-    name the field. A call's deadline or cancel reaches the engine.
+    name the field. A call's deadline or cancel reaches the engine. A unary reply above the 4 MiB that clients take
+    by default is RESOURCE_EXHAUSTED; a client that takes more says so in metadata, pagewire-max-reply-bytes.
     """
 
     @staticmethod
@@ -517,6 +537,33 @@ class Inference:
             request,
             target,
             '/pagewire.v1.Inference/Embed',
+            pagewire_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagewire.v1.Inference/EmbedStream',
             pagewire_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
