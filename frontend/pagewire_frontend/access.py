@@ -8,6 +8,18 @@ from pagewire_frontend.api_keys import ApiKeys
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.request_limits import RequestLimits
 
+# What only tells how things are, and takes nothing of the model: a page may ask often.
+UNCOUNTED_CALLS = frozenset(
+    f"/pagewire.v1.{name}"
+    for name in (
+        "Inference/ListModels",
+        "Inference/ListChatTemplates",
+        "Adapters/List",
+        "Observability/WatchStats",
+    )
+)
+UNCOUNTED_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
+
 
 class Access:
     """Keys and limits of one frontend process.

@@ -13,6 +13,8 @@ from pagewire_frontend.answers import ToolCallDelta
 if TYPE_CHECKING:
     from pagewire_frontend.answer_format import AnswerFormat
 
+# Prompts, texts or documents of one request over the wires, as many as OpenAI takes.
+MAX_PROMPTS = 2048
 # What a completion may produce when nobody says; a chat may use the rest of the context.
 COMPLETION_MAX_TOKENS = 16
 

@@ -20,10 +20,8 @@ from pagewire_frontend.errors import TooManyTokensError
 from pagewire_frontend.generation import Generation
 from pagewire_frontend.tokenizer import Tokenizer
 
-# Prompts of one call over the wires, as many as OpenAI takes.
-MAX_PROMPTS = 2048
-# Those of one call that the engine has at a time: enough to fill its steps, and few enough to leave
-# room in its queue for other calls.
+# Prompts of one call that the engine has at a time: enough to fill its steps, and few enough to
+# leave room in its queue for other calls.
 _USUAL_IN_FLIGHT = 256
 # Less than this is tokenised at once: a thread would cost more.
 _FEW_CHARACTERS = 8_000

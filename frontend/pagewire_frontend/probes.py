@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import grpc
 import grpc.aio
@@ -27,20 +26,44 @@ _CHANNEL_OPTIONS = [
 ]
 
 
+async def http_get(
+    connecting: Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+    path: str,
+    *,
+    host: str = "localhost",
+    timeout_s: float = PROBE_TIMEOUT_S,
+) -> bytes:
+    """What is answered to a GET.
+
+    Args:
+        connecting: to the server; the connection is for this question alone.
+        path: what is asked for.
+        host: as the server knows itself.
+        timeout_s: for all of it.
+
+    Raises:
+        OSError: nothing, or not with status 200.
+    """
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await connecting
+        try:
+            request = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+            writer.write(request.encode())
+            head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+        finally:
+            writer.close()
+    if head.split(b" ", 2)[1:2] != [b"200"]:
+        raise OSError(f"{head[:40]!r} was answered to {path}")
+    return body
+
+
 async def http_answers(host: str, port: int, path: str) -> bool:
     """Whether GET `path` is answered with status 200."""
-
-    def ask() -> bool:
-        connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
-    return await asyncio.to_thread(ask)
+    try:
+        await http_get(asyncio.open_connection(host, port), path, host=host)
+    except OSError:
+        return False
+    return True
 
 
 class GrpcProbe:

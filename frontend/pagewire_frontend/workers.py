@@ -19,6 +19,7 @@ from pagewire.settings import (
     variable_name,
 )
 from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.probes import http_get
 from pagewire_frontend.supervisor import Service, Supervisor
 
 _PROG = "pagewire-frontend"
@@ -68,18 +69,8 @@ class Worker:
         Raises:
             OSError: it does not, or not with 200.
         """
-        async with asyncio.timeout(_ASK_TIMEOUT_S):
-            reader, writer = await asyncio.open_unix_connection(self.socket_path)
-            try:
-                writer.write(
-                    f"GET {path} HTTP/1.1\r\nhost: worker\r\nconnection: close\r\n\r\n".encode()
-                )
-                head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
-            finally:
-                writer.close()
-        if head.split(b" ", 2)[1:2] != [b"200"]:
-            raise OSError(f"worker {self.index} answers {head[:40]!r} to {path}")
-        return body
+        connecting = asyncio.open_unix_connection(self.socket_path)
+        return await http_get(connecting, path, host="worker", timeout_s=_ASK_TIMEOUT_S)
 
 
 def run_workers(config: FrontendConfig) -> None:
@@ -124,7 +115,7 @@ def _service(config: FrontendConfig, worker: Worker) -> Service:
     async def is_ready() -> bool:
         try:
             await worker.get("/health")
-        except (OSError, TimeoutError):
+        except OSError:
             return False
         return True
 

@@ -11,7 +11,7 @@ from grpc_health.v1 import health
 from grpc_status import rpc_status
 
 from pagewire.errors import PagewireError
-from pagewire_frontend.access import Access
+from pagewire_frontend.access import UNCOUNTED_CALLS, Access
 from pagewire_frontend.grpc_api.errors import to_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -54,7 +54,8 @@ class AccessInterceptor(_ServerInterceptor):
         except PagewireError as error:
             return _refusing(error)
         handler = await continuation(handler_call_details)
-        if handler is None or not method.startswith(_COUNTED):
+        counted = method.startswith(_COUNTED) and method not in UNCOUNTED_CALLS
+        if handler is None or not counted:
             return handler
         return self._counted(handler, tenant)
 

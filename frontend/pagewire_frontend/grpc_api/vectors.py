@@ -10,9 +10,10 @@ from pagewire.errors import InvalidArgumentError
 from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import check_count
 from pagewire.v1 import inference_pb2
+from pagewire_frontend.generation_types import MAX_PROMPTS
 from pagewire_frontend.grpc_api.reply_size import check_reply_size
 from pagewire_frontend.grpc_api.responses import MESSAGE_BUDGET, fill_usage
-from pagewire_frontend.pooling import MAX_PROMPTS, PoolingPrompt, PoolingRequest
+from pagewire_frontend.pooling import PoolingPrompt, PoolingRequest
 from pagewire_frontend.request_ids import new_request_id
 from pagewire_frontend.scoring import Scoring
 from pagewire_frontend.serving import Serving

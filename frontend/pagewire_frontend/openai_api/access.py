@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.errors import PagewireError
-from pagewire_frontend.access import Access
+from pagewire_frontend.access import UNCOUNTED_METHODS, Access
 from pagewire_frontend.openai_api.errors import error_response
 
 # Load balancers and Kubernetes hold no key.
@@ -36,9 +36,10 @@ class AccessMiddleware:
         if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
+        counted = scope["method"] not in UNCOUNTED_METHODS
         try:
             tenant = self._access.tenant(Headers(scope=scope).get("authorization"))
-            if scope["path"] != METRICS_PATH:
+            if counted:
                 self._access.enter(tenant)
         except PagewireError as error:
             await error_response(error)(scope, receive, send)
@@ -48,5 +49,5 @@ class AccessMiddleware:
         try:
             await self._app(scope, receive, send)
         finally:
-            if scope["path"] != METRICS_PATH:
+            if counted:
                 self._access.leave(tenant)

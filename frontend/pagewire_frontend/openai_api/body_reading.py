@@ -19,15 +19,15 @@ from pagewire.sampling_params import (
 )
 from pagewire.structured_output import MAX_CHOICES
 from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
+from pagewire_frontend.generation_types import MAX_PROMPTS
 from pagewire_frontend.openai_api.unsupported import refuse_unsupported
 
-MAX_DOCUMENTS = 10_000
 # Looking at each of many items would hold up all streams: these are counted first.
 _MOST_ITEMS = {
     "messages": MAX_MESSAGES,
     "input": MAX_MESSAGES,
     "tools": MAX_TOOLS,
-    "documents": MAX_DOCUMENTS,
+    "documents": MAX_PROMPTS,
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_LOGIT_BIASES,

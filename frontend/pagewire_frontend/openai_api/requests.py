@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams, check_count, check_range
+from pagewire_frontend.generation_types import MAX_PROMPTS
 from pagewire_frontend.openai_api.field_types import Integers, Objects
 from pagewire_frontend.openai_api.sampling_body import SamplingBody
 from pagewire_frontend.openai_api.unsupported import IN_CHATS, IN_COMPLETIONS, Refused
 
-MAX_PROMPTS = 1024
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT_SCHEMA = {
     "description": "A text, several texts, token ids, or several lists of them.",

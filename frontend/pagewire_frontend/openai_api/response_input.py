@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from pagewire.errors import InvalidArgumentError, PagewireError
 from pagewire_frontend.openai_api.body_reading import validated
@@ -29,6 +30,11 @@ _CHAT_NAMES = {
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
+# OpenAI's limits.
+_MOST_METADATA = 16
+_LONGEST_KEY = 64
+_LONGEST_VALUE = 512
+_PLACE = re.compile(r"messages\[\d+\](\.tool_calls\[\d+\])?")
 # Parts of a message or of an item that are text; each has it as `text` but for a refusal.
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 
@@ -74,6 +80,7 @@ class ResponsesBody(BaseModel):
     thinking_token_budget: int | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def input_items(self) -> list[dict[str, Any]]:
@@ -105,7 +112,10 @@ class ResponsesBody(BaseModel):
         chat: dict[str, Any] = {
             name: value for name in _SHARED if (value := getattr(self, name)) is not None
         }
-        chat["messages"] = messages_of(self.instructions, [*earlier_items, *self.input_items])
+        items = [*earlier_items, *self.input_items]
+        chat["messages"] = messages_of(
+            self.instructions, items, num_earlier=len(earlier_items), origins=self._origins
+        )
         chat |= {
             name: value
             for name, value in (
@@ -119,10 +129,35 @@ class ResponsesBody(BaseModel):
         }
         if self.with_logprobs:
             chat |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
-        with in_our_words():
+        with self.in_our_words():
             return validated(chat, ChatBody)
 
+    @contextmanager
+    def in_our_words(self) -> Iterator[None]:
+        """Errors that the chat of this would name name what this endpoint calls so."""
+        try:
+            yield
+        except PagewireError as error:
+            error.field = self.our_name(error.field)
+            raise
+
+    def our_name(self, field: str) -> str:
+        """What a field of the chat of this is called here."""
+        if place := _PLACE.match(field):
+            # Of a call's place, else of its message's.
+            for known in (place[0], place[0].partition(".")[0]):
+                if known in self._origins:
+                    rest = field.removeprefix(known)
+                    return self._origins[known] + rest.replace(".function.", ".")
+        if field.startswith(("messages", "prompt")):
+            return "input"
+        if field.startswith("response_format"):
+            rest = field.removeprefix("response_format").removeprefix(".json_schema")
+            return f"text.format{rest}"
+        return _CHAT_NAMES.get(field, field).replace(".function.", ".")
+
     def _check(self) -> None:
+        _check_metadata(self.metadata or {})
         for name in self.include or ():
             if name not in _INCLUDABLE:
                 raise InvalidArgumentError("include", f"{name!r:.80} is not supported")
@@ -137,41 +172,58 @@ class ResponsesBody(BaseModel):
             raise InvalidArgumentError("text.verbosity", "is not supported by this server")
 
 
-@contextmanager
-def in_our_words() -> Iterator[None]:
-    """Errors that a chat would name name what this endpoint calls so."""
-    try:
-        yield
-    except PagewireError as error:
-        error.field = our_name(error.field)
-        raise
-
-
-def our_name(field: str) -> str:
-    """What a field of a chat is called here."""
-    if field.startswith(("messages", "prompt")):
-        return "input"
-    if field.startswith("response_format"):
-        rest = field.removeprefix("response_format").removeprefix(".json_schema")
-        return f"text.format{rest}"
-    return _CHAT_NAMES.get(field, field).replace(".function.", ".")
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    if len(metadata) > _MOST_METADATA:
+        raise InvalidArgumentError(
+            "metadata", f"has {len(metadata)} keys; at most {_MOST_METADATA} are allowed"
+        )
+    for key, value in metadata.items():
+        if len(key) > _LONGEST_KEY:
+            raise InvalidArgumentError(
+                "metadata",
+                f"the key {key!r:.80} has {len(key)} characters; {_LONGEST_KEY} are allowed",
+            )
+        if not isinstance(value, str):
+            raise InvalidArgumentError(f"metadata.{key}", "must be a string")
+        if len(value) > _LONGEST_VALUE:
+            raise InvalidArgumentError(
+                f"metadata.{key}",
+                f"has {len(value)} characters; at most {_LONGEST_VALUE} are allowed",
+            )
 
 
 def messages_of(
-    instructions: str | None, items: Sequence[Mapping[str, Any]]
+    instructions: str | None,
+    items: Sequence[Mapping[str, Any]],
+    *,
+    num_earlier: int = 0,
+    origins: dict[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """A chat's messages of a conversation's items.
 
     What an assistant did in a row, reasoning, text and calls, becomes one message.
 
+    Args:
+        instructions: go before them.
+        items: of the conversation.
+        num_earlier: items that are kept ones, and not the request's.
+        origins: is filled with what the request calls each message and call.
+
     Raises:
         InvalidArgumentError: an item is not one, or of a kind that is not served.
     """
     messages: list[dict[str, Any]] = []
+    origins = {} if origins is None else origins
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
+        origins["messages[0]"] = "instructions"
     for index, item in enumerate(items):
-        _ITEMS.get(_kind(item), _refuse_item)(item, f"input[{index}]", messages)
+        where = "previous_response_id" if index < num_earlier else f"input[{index - num_earlier}]"
+        _ITEMS.get(_kind(item), _refuse_item)(item, where, messages)
+        place = f"messages[{len(messages) - 1}]"
+        origins.setdefault(place, where)
+        if _kind(item) == "function_call":
+            origins[f"{place}.tool_calls[{len(messages[-1]['tool_calls']) - 1}]"] = where
     return messages
 
 

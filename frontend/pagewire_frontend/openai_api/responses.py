@@ -19,7 +19,7 @@ from pagewire_frontend.openai_api.chat_request import chat_request
 from pagewire_frontend.openai_api.chunks import metrics_block
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
 from pagewire_frontend.openai_api.operations import json_response
-from pagewire_frontend.openai_api.response_input import ResponsesBody, in_our_words, our_name
+from pagewire_frontend.openai_api.response_input import ResponsesBody
 from pagewire_frontend.openai_api.response_output import EventWriter, OutputItems
 from pagewire_frontend.openai_api.response_store import ResponseStore, StoredResponse
 from pagewire_frontend.serving import MeteredGeneration, Serving
@@ -52,13 +52,13 @@ class ResponsesApi:
             earlier = [*before.input_items, *before.response["output"]]
         chat = body.chat(earlier)
         names = {"prompt": "messages", "prompt_token_ids": "messages"} | chat.field_names
-        with in_our_words(), renaming(names):
+        with body.in_our_words(), renaming(names):
             generation_request = await chat_request(self._serving, request, chat)
         head = _head(body, generation_request.model, stored)
         _check_depth(head, body.input_items)
         generation = await self._serving.start(
             generation_request,
-            {name: our_name(theirs) for name, theirs in names.items()}
+            {name: body.our_name(theirs) for name, theirs in names.items()}
             | {"max_tokens": "max_output_tokens"},
         )
 
@@ -83,7 +83,17 @@ class ResponsesApi:
         return json_response(whole)
 
     async def get(self, request: Request) -> Response:
-        """A kept answer. Raises NotFoundError."""
+        """A kept answer.
+
+        Raises:
+            NotFoundError: there is none of this id.
+            InvalidArgumentError: it is asked for as a stream.
+        """
+        for name, neutral in (("stream", "false"), ("starting_after", "")):
+            if request.query_params.get(name, neutral).lower() not in (neutral, ""):
+                raise InvalidArgumentError(
+                    name, "a kept response is whole, and is not streamed again: leave it out"
+                )
         return json_response(self._stored(request).response)
 
     async def input_items(self, request: Request) -> Response:
@@ -205,7 +215,7 @@ def _check_depth(head: dict[str, Any], items: list[dict[str, Any]]) -> None:
         orjson.dumps([head, items])
     except TypeError:
         raise InvalidArgumentError(
-            "input", "it, metadata, text, reasoning and tools must be nested less deeply"
+            "input", "it, text, reasoning and tools must be nested less deeply"
         ) from None
 
 

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import check_count
+from pagewire_frontend.generation_types import MAX_PROMPTS
 from pagewire_frontend.openai_api.requests import PROMPT_SCHEMA
 from pagewire_frontend.openai_api.unsupported import IN_POOLING, IN_RERANKING, Refused
-from pagewire_frontend.pooling import MAX_PROMPTS, PoolingPrompt
+from pagewire_frontend.pooling import PoolingPrompt
 
 # Token ids of one prompt, where they are to be cut.
 _MOST_ITEMS = 1_000_000
@@ -26,7 +27,7 @@ class PooledBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
     refused: ClassVar[Refused] = IN_POOLING
     # `input` may be token ids, which are many more than prompts.
-    most_items: ClassVar[dict[str, int]] = {"input": _MOST_ITEMS, "documents": MAX_PROMPTS}
+    most_items: ClassVar[dict[str, int]] = {"input": _MOST_ITEMS}
 
     model: str | None = None
     user: str | None = None

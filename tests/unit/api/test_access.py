@@ -34,6 +34,7 @@ from tests.fakes.frontend import (
 )
 
 KEY = {"authorization": "Bearer k-1"}
+TEXT = {"prompt": "hi"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -216,13 +217,38 @@ async def test_http_says_when_to_come_again() -> None:
         # Keys that nobody checks make no tenants.
         for name in ("x", "y"):
             headers = {"authorization": f"Bearer {name}"}
-            assert (await http.get("/v1/models", headers=headers)).status_code == 200
-        answer = await http.get("/v1/models")
+            assert (await http.post("/tokenize", json=TEXT, headers=headers)).status_code == 200
+        answer = await http.post("/tokenize", json=TEXT)
         assert answer.status_code == 429
         assert 1 <= int(answer.headers["retry-after"]) <= 30
         assert answer.json()["error"]["type"] == "rate_limit_error"
-        assert (await http.get("/health")).status_code == 200
-        assert (await http.get("/metrics")).status_code == 200
+        for path in ("/health", "/metrics", "/v1/models", "/version", "/tokenizer_info"):
+            assert (await http.get(path)).status_code == 200
+
+
+async def test_a_page_that_watches_takes_nothing_of_its_users_requests() -> None:
+    client = FakeEngineClient()
+    config: dict[str, Any] = {
+        "max_requests_per_minute": 1,
+        "max_concurrent_requests": 1,
+        "allow_watch_stats": True,
+        "allow_runtime_lora_updating": True,
+    }
+    async with running_frontend(client, **config) as server:
+        target = f"127.0.0.1:{server.grpc_port}"
+        async with grpc_stub(server) as stub, grpc.aio.insecure_channel(target) as channel:
+            watch = operations_pb2_grpc.ObservabilityStub(channel)
+            watching = watch.WatchStats(engine_pb2.GetStatsRequest(interval_ms=100))
+            await watching.read()
+            for _ in range(3):
+                await stub.ListModels(inference_pb2.ListModelsRequest())
+                await stub.ListChatTemplates(inference_pb2.ListChatTemplatesRequest())
+                await watch.WatchStats(engine_pb2.GetStatsRequest()).read()
+            await stub.ChatUnary(chat_request())
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.ChatUnary(chat_request())
+            assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            watching.cancel()
 
 
 async def test_places_come_back_however_a_request_ends() -> None:
@@ -232,7 +258,7 @@ async def test_places_come_back_however_a_request_ends() -> None:
             for _ in range(3):
                 call = stub.Chat(chat_request())
                 await call.read()
-                assert await version_status(server) == 429
+                assert await tokenize_status(server) == 429
                 call.cancel()
                 await until_free(server)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -242,7 +268,7 @@ async def test_places_come_back_however_a_request_ends() -> None:
             call = stub.Chat(chat_request())
             await call.read()
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.ListModels(inference_pb2.ListModelsRequest())
+                await stub.Tokenize(inference_pb2.TokenizeRequest(text="hi"))
             assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
             call.cancel()
         await until_free(server)
@@ -252,18 +278,19 @@ async def test_places_come_back_however_a_request_ends() -> None:
             httpx.AsyncClient(base_url=base) as http,
             http.stream("POST", "/v1/chat/completions", json=body),
         ):
-            assert await version_status(server) == 429
+            assert await tokenize_status(server) == 429
         await until_free(server)
 
 
-async def version_status(server: FrontendServer) -> int:
+async def tokenize_status(server: FrontendServer) -> int:
     async with httpx.AsyncClient(verify=False) as http:  # certificates take long to read
-        return (await http.get(f"http://127.0.0.1:{server.http_port}/version")).status_code
+        url = f"http://127.0.0.1:{server.http_port}/tokenize"
+        return (await http.post(url, json=TEXT)).status_code
 
 
 async def until_free(server: FrontendServer) -> None:
     async with asyncio.timeout(60):
-        while await version_status(server) != 200:  # noqa: ASYNC110  # seen from outside alone
+        while await tokenize_status(server) != 200:  # noqa: ASYNC110  # seen from outside alone
             await asyncio.sleep(0.01)
 
 

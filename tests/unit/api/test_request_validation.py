@@ -232,7 +232,7 @@ async def test_http_refuses_bad_chats(
         ({"prompt": [True]}, "prompt"),
         ({"prompt": [OUTSIDE]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
-        ({"prompt": ["a"] * 1025}, "prompt"),
+        ({"prompt": ["a"] * 2049}, "prompt"),
         ({"prompt": "x" * 3000}, "prompt"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),

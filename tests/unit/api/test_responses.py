@@ -23,6 +23,8 @@ TOOLS: list[Any] = [
     for name in CHAT_TOOL_NAMES
 ]
 
+CALL = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"}
+
 
 def replying(text: str = "Hello, world!", **fields: Any) -> FakeEngineClient:
     return FakeEngineClient(reply=lambda *_: text, **fields)
@@ -199,7 +201,14 @@ def test_items_become_messages() -> None:
         ({"input": []}, "input"),
         ({"input": 7}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "king", "content": "hi"}]}, "input"),
+        ({"input": [{"role": "king", "content": "hi"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": "hi"}, CALL, CALL | {"arguments": "{"}]},
+         "input[2].arguments"),
+        ({"instructions": "Help.", "input": [CALL | {"arguments": "[,]"}]}, "input[0].arguments"),
+        ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: "x"}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"metadata": {"k": 7}}, "metadata.k"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
          "input[0].content[0].type"),
@@ -228,6 +237,11 @@ def test_items_become_messages() -> None:
 )  # fmt: skip
 async def test_what_cant_be_served_is_named_as_it_was_sent(body: Any, param: str) -> None:
     assert await refused(**body) == (400, param)
+
+
+async def test_metadata_within_openais_limits_comes_back() -> None:
+    metadata = {f"{n:064}": "v" * 512 for n in range(16)}
+    assert (await created(thinking(), metadata=metadata))["metadata"] == metadata
 
 
 # -- the store -----------------------------------------------------------------------------------
@@ -270,6 +284,26 @@ async def test_a_stream_is_kept_too_and_store_false_is_not() -> None:
             await client.responses.retrieve(unkept.id)
 
 
+async def test_items_are_counted_from_the_requests_own_first_one() -> None:
+    serving = await make_serving(thinking(), response_store=1 << 20)
+    async with http_client(serving) as http:
+        kept = (await http.post("/v1/responses", json={"input": "hi"})).json()
+        body = {"previous_response_id": kept["id"], "input": [CALL | {"arguments": "{"}]}
+        answer = await http.post("/v1/responses", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].arguments")
+
+
+@pytest.mark.parametrize("query", ["stream=true", "starting_after=3", "stream=1"])
+async def test_a_kept_answer_is_not_streamed_again(query: str) -> None:
+    async with http_client(await make_serving(replying(), response_store=1 << 20)) as http:
+        kept = (await http.post("/v1/responses", json={"input": "hi"})).json()
+        answer = await http.get(f"/v1/responses/{kept['id']}?{query}")
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == query.partition("=")[0]
+        answer = await http.get(f"/v1/responses/{kept['id']}?stream=false")
+        assert answer.json() == kept
+
+
 async def test_another_tenant_sees_nothing() -> None:
     serving = await make_serving(replying(), response_store=100_000, api_key="a,b")
     async with http_client(serving) as http:
@@ -306,10 +340,10 @@ def _nested(depth: int) -> object:
 @pytest.mark.parametrize(
     "body",
     [
-        {"metadata": {"a": _nested(400)}},
+        {"text": {"format": {"type": "text", "extra": _nested(400)}}},
         {"input": [{"role": "user", "content": "hi", "extra": _nested(400)}], "store": True},
     ],
-    ids=["metadata", "input"],
+    ids=["text", "input"],
 )
 async def test_what_could_not_be_sent_back_is_refused_before_anything_runs(
     body: dict[str, Any],
@@ -323,7 +357,7 @@ async def test_what_could_not_be_sent_back_is_refused_before_anything_runs(
 
 async def test_an_answer_larger_than_the_store_says_that_it_is_not_kept() -> None:
     async with http_client(await make_serving(replying(), response_store=2000)) as http:
-        body = {"input": "hi", "store": True, "metadata": {"a": "x" * 3000}}
+        body = {"input": "hi", "store": True, "metadata": {str(n): "x" * 500 for n in range(6)}}
         answer = (await http.post("/v1/responses", json=body)).json()
         assert answer["store"] is False
         assert (await http.get(f"/v1/responses/{answer['id']}")).status_code == 404

@@ -15,8 +15,8 @@ import pytest
 from pagewire.errors import UnavailableError
 from pagewire.pooling import PoolingInfo, Task
 from pagewire.v1 import inference_pb2, pooling_pb2
+from pagewire_frontend.generation_types import MAX_PROMPTS
 from pagewire_frontend.grpc_api.inference import InferenceServicer
-from pagewire_frontend.pooling import MAX_PROMPTS
 from pagewire_frontend.serving import Serving
 from tests.fakes.fake_engine_client import FakeEngineClient, ids_of
 from tests.fakes.frontend import http_client, make_serving
