@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
+from pagewire_frontend.http_get import http_get
 
 PROBE_TIMEOUT_S = 5.0
 ENGINE_SERVICE = "pagewire.v1.Engine"
@@ -26,41 +27,11 @@ _CHANNEL_OPTIONS = [
 ]
 
 
-async def http_get(
-    connecting: Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
-    path: str,
-    *,
-    host: str = "localhost",
-    timeout_s: float = PROBE_TIMEOUT_S,
-) -> bytes:
-    """What is answered to a GET.
-
-    Args:
-        connecting: to the server; the connection is for this question alone.
-        path: what is asked for.
-        host: as the server knows itself.
-        timeout_s: for all of it.
-
-    Raises:
-        OSError: nothing, or not with status 200.
-    """
-    async with asyncio.timeout(timeout_s):
-        reader, writer = await connecting
-        try:
-            request = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
-            writer.write(request.encode())
-            head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
-        finally:
-            writer.close()
-    if head.split(b" ", 2)[1:2] != [b"200"]:
-        raise OSError(f"{head[:40]!r} was answered to {path}")
-    return body
-
-
 async def http_answers(host: str, port: int, path: str) -> bool:
     """Whether GET `path` is answered with status 200."""
     try:
-        await http_get(asyncio.open_connection(host, port), path, host=host)
+        connecting = asyncio.open_connection(host, port)
+        await http_get(connecting, path, host=host, timeout_s=PROBE_TIMEOUT_S)
     except OSError:
         return False
     return True

@@ -19,7 +19,7 @@ from pagewire.settings import (
     variable_name,
 )
 from pagewire_frontend.config import FrontendConfig
-from pagewire_frontend.probes import http_get
+from pagewire_frontend.http_get import http_get
 from pagewire_frontend.supervisor import Service, Supervisor
 
 _PROG = "pagewire-frontend"
