@@ -63,13 +63,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
     async def GenerateUnary(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
-<<<<<<< HEAD
-        """One message, however long: clients that ask for many prompt logprobs stream, or raise
-        their limit."""
         generation_request = await self._generate_request(request, context)
-=======
-        generation_request = self._generate_request(request, context)
->>>>>>> 656c0ec (Stream vectors over gRPC, and say of a reply that is too large how to have it)
         async with self._serving.run(generation_request) as generation:
             whole = await generation.collect()
         response = inference_pb2.GenerateResponse(
