@@ -189,8 +189,9 @@ class Supervisor:
             state.crashed_at = None
         self._announce()
         silent_polls, answered_at = 0, time.monotonic()
+        poll_s = min(_WATCH_POLL_S, service.stall_timeout_s / 4)
         while True:
-            await asyncio.sleep(_WATCH_POLL_S)
+            await asyncio.sleep(poll_s)
             try:
                 stalled_s = await service.stalled_s()
                 silent_polls, answered_at = 0, time.monotonic()

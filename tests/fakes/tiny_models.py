@@ -191,12 +191,12 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny_reference(name: str, seed: int = 0) -> Any:
-    """The transformers model, fp32, with every parameter random."""
+def tiny_reference(name: str, seed: int = 0, **changes: Any) -> Any:
+    """The transformers model, fp32, with every parameter random; `changes` to its config."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, fields = TINY_MODELS[name]
-    config = AutoConfig.for_model(model_type, **fields)
+    config = AutoConfig.for_model(model_type, **fields | changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
     with torch.no_grad():
@@ -207,9 +207,9 @@ def tiny_reference(name: str, seed: int = 0) -> Any:
     return model
 
 
-def write_tiny_model(folder: Path, name: str, seed: int = 0) -> Any:
+def write_tiny_model(folder: Path, name: str, seed: int = 0, **changes: Any) -> Any:
     """Writes safetensors, config and tokenizer to `folder`; returns the transformers model."""
-    model = tiny_reference(name, seed)
+    model = tiny_reference(name, seed, **changes)
     model.save_pretrained(folder)
     write_tiny_tokenizer(folder)
     return model

@@ -21,7 +21,8 @@ class LiveRequest:
         placed: whether an engine has ever accepted it. Until then nothing was delivered.
         session: where it was submitted last; None while it is nowhere.
         number: its stream there.
-        deaths: engines that died while it was in flight.
+        deaths: engines that died while it was in flight, and maybe of it.
+        died_at: tokens it had then.
         resumptions: how often it was accepted again, with what it had produced.
         waiting_since: when it was last without an engine, seconds of the monotonic clock.
     """
@@ -29,6 +30,7 @@ class LiveRequest:
     __slots__ = (
         "adapter_version",
         "deaths",
+        "died_at",
         "mailbox",
         "number",
         "placed",
@@ -51,6 +53,7 @@ class LiveRequest:
         self.session: WireSession | None = None
         self.number = 0
         self.deaths = 0
+        self.died_at = 0
         self.resumptions = 0
         self.waiting_since = time.monotonic()
 

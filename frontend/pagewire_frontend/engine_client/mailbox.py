@@ -80,6 +80,11 @@ class Mailbox:
         """Whether nothing more is expected: all sequences ended, or the request failed."""
         return self._open == 0 or self.error is not None
 
+    @property
+    def num_open(self) -> int:
+        """Sequences that have not ended."""
+        return self._open
+
     # -- from the wire ---------------------------------------------------------------------------
 
     def add_tokens(

@@ -1,8 +1,8 @@
 """Requests in flight when an engine died, again and again: one of them may be what kills it.
 
-A query of death stays one request's problem: those that were in flight at two deaths are tried
-one at a time while nothing else unproven runs, and one that is on trial when the engine dies has
-failed.
+A query of death stays one request's problem: those that were in flight at two deaths, without
+having come past the first in between, are tried one at a time while nothing else unproven runs. One
+that is on trial when the engine dies has failed, and with it the deaths are explained.
 """
 
 from __future__ import annotations
@@ -59,16 +59,29 @@ class Suspects:
         not to blame."""
         if trial is not None and live is not trial:
             return
+        if live.mailbox.num_tokens >= _past(live, live.died_at):
+            # The step at which it was seen to die was computed since, and did no harm.
+            live.deaths = 0
         live.deaths += 1
+        live.died_at = live.mailbox.num_tokens
         if live.deaths < SUSPICIOUS_DEATHS:
-            return
-        if live is trial or not live.placed:
-            live.mailbox.fail(
-                InternalError("the engine died of this request each time it was tried")
-            )
-        else:
+            self.acquit(live)
+        elif live is trial:
+            self._convict(live)
+        elif live.placed:
             self._suspects.add(live)
             self._cleared.clear()
+        elif live.deaths > SUSPICIOUS_DEATHS:
+            # Never accepted, it can't be tried; and twice it may have come beside another's death.
+            self._convict(live)
+
+    def _convict(self, live: LiveRequest) -> None:
+        """The engine died of this one; whoever else was there has nothing to do with it."""
+        for other in self._suspects:
+            other.deaths = 0
+        self._suspects.clear()
+        self._cleared.set()
+        live.mailbox.fail(InternalError("the engine died of this request each time it was tried"))
 
     def acquit(self, live: LiveRequest) -> None:
         """The request is proven, or has ended: nobody need wait for it."""
@@ -86,17 +99,21 @@ class Suspects:
 
     async def try_alone(self, live: LiveRequest) -> None:
         """Runs a suspect while nothing else unproven runs, until it has come past the point where
-        it would have killed the engine again.
+        it would have killed the engine again. One that is no longer suspected is just submitted.
 
         Raises:
             UnavailableError: its turn did not come within the window.
         """
         await self._within_the_window(live, self._court.acquire())
+        if live not in self._suspects:
+            self._court.release()
+            await self._place(live)
+            return
         self._on_trial = live
         try:
             await self._place(live)
             mailbox = live.mailbox
-            enough = mailbox.num_tokens + _TRIAL_TOKENS
+            enough = _past(live, mailbox.num_tokens)
             progressed = mailbox.progressed = asyncio.Event()
             limit_s = _WHOLE_TRIAL_TIMEOUT_S if mailbox.whole else _TRIAL_TIMEOUT_S
             async with asyncio.timeout(limit_s):
@@ -125,3 +142,8 @@ class Suspects:
                 f"{self._window_s:g} s; send this one again",
                 retry_after_s=5.0,
             ) from None
+
+
+def _past(live: LiveRequest, num_tokens: int) -> int:
+    """So many tokens that a death seen at `num_tokens` lies behind it for certain."""
+    return num_tokens + _TRIAL_TOKENS * max(1, live.mailbox.num_open)

@@ -101,16 +101,19 @@ async def test_a_suspect_that_tells_nothing_before_its_end_holds_the_others_up_m
     params = BeamSearchParams(beam_width=2).as_sampling_params()
     beams = LiveRequest(EngineRequest("r", [1], params), lambda live: None)
     sampled = placed()
-    beams.deaths = sampled.deaths = SUSPICIOUS_DEATHS
+    beams.placed = True
 
     async def place(live: LiveRequest) -> None:
         live.session = MagicMock()
 
-    await asyncio.wait_for(Suspects(place, 1.0).try_alone(beams), 5)
+    suspects = Suspects(place, 1.0)
+    for _ in range(SUSPICIOUS_DEATHS):
+        blamed(suspects, beams, sampled)
+    await asyncio.wait_for(suspects.try_alone(beams), 5)
     assert beams.deaths == 0
     assert not beams.mailbox.ended
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(Suspects(place, 1.0).try_alone(sampled), 0.5)
+        await asyncio.wait_for(suspects.try_alone(sampled), 0.5)
 
 
 async def test_one_that_kills_the_engine_on_trial_has_failed_and_the_others_are_not_blamed() -> (
@@ -124,3 +127,72 @@ async def test_one_that_kills_the_engine_on_trial_has_failed_and_the_others_are_
     assert guilty.mailbox.ended
     assert bystander.deaths == 0
     assert suspects.cleared
+
+
+def blamed(suspects: Suspects, *lives: LiveRequest) -> None:
+    """An engine died with all of these in flight."""
+    for live in lives:
+        suspects.count_death(live, trial=None)
+
+
+async def test_one_that_came_past_the_point_of_death_is_not_to_blame_for_that_death() -> None:
+    suspects = Suspects(never, 1.0)
+    busy, stuck = placed(), placed()
+    for tokens in ([1] * 8, [2] * 8, [3] * 8):
+        blamed(suspects, busy, stuck)
+        busy.mailbox.add_tokens(0, busy.mailbox.num_tokens, tokens)
+    assert busy not in suspects
+    assert stuck in suspects
+    assert busy.deaths == 1
+
+
+async def test_each_sequence_must_have_come_past_it() -> None:
+    suspects = Suspects(never, 1.0)
+    live = LiveRequest(EngineRequest("r", [1], SamplingParams(n=3)), lambda live: None)
+    live.placed = True
+    blamed(suspects, live)
+    for index in range(3):
+        live.mailbox.add_tokens(index, 0, [1] * 4)
+    blamed(suspects, live)
+    assert live in suspects
+
+
+async def test_a_conviction_explains_the_deaths_and_clears_everybody_else() -> None:
+    submitted: list[LiveRequest] = []
+    on_trial = asyncio.Event()
+
+    async def place(live: LiveRequest) -> None:
+        submitted.append(live)
+        on_trial.set()
+        if live is guilty:
+            await asyncio.Event().wait()
+
+    suspects = Suspects(place, 1.0)
+    guilty, *others = lives = [placed() for _ in range(4)]
+    for _ in range(SUSPICIOUS_DEATHS):
+        blamed(suspects, *lives)
+    trials = [asyncio.create_task(suspects.try_alone(live)) for live in lives]
+    await on_trial.wait()
+    assert submitted == [guilty]
+    suspects.count_death(guilty, trial=guilty)
+    assert guilty.mailbox.ended
+    assert suspects.cleared
+    trials[0].cancel()
+    await asyncio.wait(trials)
+    # Without a trial, which would have waited for tokens of theirs.
+    assert submitted == lives
+    assert [live.deaths for live in others] == [0, 0, 0]
+
+
+async def test_one_that_was_never_accepted_is_not_failed_for_another_s_two_deaths() -> None:
+    suspects = Suspects(never, 1.0)
+    guilty, newcomer = placed(), placed()
+    newcomer.placed = False
+    for _ in range(SUSPICIOUS_DEATHS):
+        blamed(suspects, guilty, newcomer)
+    assert not newcomer.mailbox.ended
+    # At the third it is failed, unless a trial explains it.
+    suspects.count_death(newcomer, trial=guilty)
+    assert not newcomer.mailbox.ended
+    suspects.count_death(newcomer, trial=None)
+    assert newcomer.mailbox.ended

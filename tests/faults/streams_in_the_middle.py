@@ -1,0 +1,97 @@
+"""Thirty-two streams of all kinds that are caught in the middle, before a fault strikes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from tests.e2e.wire_peer import wait_until_async
+from tests.faults.mixed_streams import Answer, Case, MixedStreams
+
+EARLIEST, LATEST = 0.2, 0.8
+_ATTEMPTS = 4
+_SETTLED_S = 0.5
+
+
+class TooLateError(Exception):
+    """A stream was almost at its end before all were well under way."""
+
+
+class CaughtStreams:
+    """Streams that run.
+
+    Attributes:
+        streams: what they have read so far.
+        answers: awaited, what they have read in the end.
+    """
+
+    def __init__(self, cases: Sequence[Case], http: str, target: str) -> None:
+        self.streams = MixedStreams(cases, http, target)
+        self.answers = asyncio.create_task(self.streams.run())
+
+    def shares(self, expected: Mapping[str, Answer]) -> list[float]:
+        """How much of its tokens each stream has."""
+        return [
+            answer.num_tokens / expected[name].num_tokens
+            for name, answer in self.streams.answers.items()
+        ]
+
+    async def reach_the_middle(self, expected: Mapping[str, Answer]) -> None:
+        """Returns when all are well under way."""
+
+        def under_way() -> bool:
+            if self.answers.done():
+                raise TooLateError
+            return min(self.shares(expected)) > EARLIEST + 0.05
+
+        await wait_until_async(under_way, "all streams are under way", timeout_s=240)
+
+    async def settle(self) -> int:
+        """Returns once nothing more comes; how many tokens there are."""
+        answers = self.streams.answers.values()
+        total, quiet_s = -1, 0.0
+        while quiet_s < _SETTLED_S:
+            await asyncio.sleep(0.05)
+            now = sum(answer.num_tokens for answer in answers)
+            quiet_s = quiet_s + 0.05 if now == total else 0.0
+            total = now
+        return total
+
+    async def drop(self) -> None:
+        """Leaves them."""
+        self.answers.cancel()
+        await asyncio.wait({self.answers})
+
+
+async def catch_in_the_middle(
+    cases: Sequence[Case],
+    http: str,
+    target: str,
+    expected: Mapping[str, Answer],
+    send_to_engine: Callable[[int], None],
+) -> CaughtStreams:
+    """Streams of which each has 20 to 80% of its tokens, and an engine that stands still (SIGSTOP).
+
+    A machine that was busy elsewhere may miss the moment; then it begins again.
+
+    Args:
+        cases: what to ask.
+        http, target: the frontend's addresses.
+        expected: undisturbed answers.
+        send_to_engine: sends it a signal.
+    """
+    for _ in range(_ATTEMPTS):
+        caught = CaughtStreams(cases, http, target)
+        try:
+            await caught.reach_the_middle(expected)
+            send_to_engine(signal.SIGSTOP)
+            await caught.settle()
+            shares = caught.shares(expected)
+            if min(shares) >= EARLIEST and max(shares) <= LATEST:
+                return caught
+        except TooLateError:
+            pass
+        send_to_engine(signal.SIGCONT)
+        await caught.drop()
+    raise AssertionError("the streams were never all in the middle at once")
