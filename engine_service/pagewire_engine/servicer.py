@@ -37,7 +37,7 @@ from pagewire_engine.admission import open_sequences
 from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
-from pagewire_engine.stats_message import stats_message, window_message
+from pagewire_engine.stats_message import delta_wire_message, stats_message, window_message
 from pagewire_engine.structured_output import CompiledGrammar, start_compiling
 from pagewire_engine.submission import SequencePast, Submission
 from pagewire_engine.token_stream import TokenStreams
@@ -349,6 +349,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             epoch=self._streams.epoch,
             num_sessions=len(self._streams.sessions),
             adapters=self._adapters.stats(),
+            delta_wire=delta_wire_message(self._streams.frames),
         )
         if snapshot is not None:
             message.window.CopyFrom(self._window(snapshot))

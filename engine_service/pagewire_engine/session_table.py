@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from pagewire.delta_frames import FrameCounts
 from pagewire.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -36,16 +37,24 @@ class SessionTable:
         epoch: this life of the engine.
         session_timeout_s: a session silent for longer is dead.
         abort: ends a request in the loop, by engine id; any thread.
+        frames: where what becomes of frames is counted.
 
     Attributes:
         lock: held while anything here is read or changed.
     """
 
-    def __init__(self, epoch: int, session_timeout_s: float, abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        session_timeout_s: float,
+        abort: Callable[[str], None],
+        frames: FrameCounts | None = None,
+    ) -> None:
         self.epoch = epoch
         self.session_timeout_s = session_timeout_s
         self.lock = threading.Lock()
         self._abort = abort
+        self._frames = frames or FrameCounts()
         self._sessions: dict[str, Session] = {}
         self._by_identity: dict[bytes, Session] = {}
         self._routes: dict[str, Stream] = {}
@@ -79,7 +88,9 @@ class SessionTable:
                     f"{MAX_SESSIONS} frontends are attached",
                     retry_after_s=self.session_timeout_s,
                 )
-            session = Session(secrets.token_hex(16), secrets.token_hex(32), self.epoch, now)
+            session = Session(
+                secrets.token_hex(16), secrets.token_hex(32), self.epoch, now, self._frames
+            )
             self._sessions[session.session_id] = session
         logger.info("session %s attached", session.session_id[:12])
         return session, False

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pagewire.delta_frames import Dropped, FrameCounts
 from pagewire.errors import PagewireError
 from pagewire.v1 import token_deltas_pb2
 from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
@@ -132,13 +133,21 @@ class Session:
         last_heard: when the frontend last gave a sign of life, seconds.
     """
 
-    def __init__(self, session_id: str, secret: str, epoch: int, now: float) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        secret: str,
+        epoch: int,
+        now: float,
+        frames: FrameCounts | None = None,
+    ) -> None:
         self.session_id = session_id
         self.secret = secret
         self.identity: bytes | None = None
         self.streams: dict[int, Stream] = {}
         self.last_heard = now
         self._epoch = epoch
+        self._frames = frames or FrameCounts()
         self._numbers = StreamNumbers()
         self._next_frame = 1
         self._base_frame = 1
@@ -248,7 +257,7 @@ class Session:
 
         Only after `can_send`.
         """
-        frame = token_deltas_pb2.EngineFrame()
+        frame = token_deltas_pb2.EngineFrame(session_id=self.session_id)
         deltas = frame.deltas
         deltas.epoch = self._epoch
         deltas.frame = self._next_frame
@@ -284,6 +293,7 @@ class Session:
         """Every frame up to `frame` was accepted."""
         self.last_heard = now
         if frame >= self._next_frame:
+            self._frames.drop(Dropped.UNSENT)
             return
         advanced = False
         while self._unacknowledged and self._unacknowledged[0].number <= frame:
@@ -318,6 +328,8 @@ class Session:
 
     def rewind(self) -> None:
         """Moves every cursor back to what was acknowledged."""
+        if self._unacknowledged:
+            self._frames.rewind()
         for sent in self._unacknowledged:
             for item, _ in sent.positions:
                 item.rewind()

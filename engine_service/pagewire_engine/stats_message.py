@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
+from pagewire.delta_frames import Dropped, FrameCounts
 from pagewire.v1 import engine_pb2
 from pagewire_engine.block_map import Snapshot, block_states
 from pagewire_engine.request import RequestStatus
@@ -25,10 +26,28 @@ def stats_message(
     epoch: int,
     num_sessions: int = 0,
     adapters: engine_pb2.AdapterStats | None = None,
+    delta_wire: engine_pb2.DeltaWireStats | None = None,
 ) -> engine_pb2.GetStatsResponse:
     """A snapshot's message; the fields have the same names."""
     return engine_pb2.GetStatsResponse(
-        epoch=epoch, num_sessions=num_sessions, adapters=adapters, **asdict(stats)
+        epoch=epoch,
+        num_sessions=num_sessions,
+        adapters=adapters,
+        delta_wire=delta_wire,
+        **asdict(stats),
+    )
+
+
+def delta_wire_message(frames: FrameCounts) -> engine_pb2.DeltaWireStats:
+    """What became of the delta wire's frames."""
+    dropped = frames.dropped()
+    return engine_pb2.DeltaWireStats(
+        num_damaged=dropped[Dropped.DAMAGED],
+        num_other_session=dropped[Dropped.OTHER_SESSION],
+        num_old_epoch=dropped[Dropped.OLD_EPOCH],
+        num_unsent=dropped[Dropped.UNSENT],
+        num_refused=dropped[Dropped.REFUSED],
+        num_rewinds=frames.num_rewinds,
     )
 
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import zmq
 
+from pagewire.delta_frames import DamagedFrameError, Dropped, FrameCounts, seal, unseal
 from pagewire.errors import PagewireError
+from pagewire.limited_log import LimitedLog
 from pagewire.v1 import token_deltas_pb2
-from pagewire_engine.limited_log import LimitedLog
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.session_table import SessionTable, has_secret
 from pagewire_engine.stream_endpoint import StreamEndpoint
@@ -33,6 +34,8 @@ _BUSY_POLL_MS = 50
 # A turn comes at least twice a second; a longer gap means that this process was stopped.
 _PAUSE_S = 2.0
 _MAX_FRONTEND_FRAME = 1 << 16
+# Taken in before anything is sent: a peer that floods the wire must not silence all others.
+_FRAMES_A_TURN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class TokenStreams:
 
     Attributes:
         sessions: who is attached, and what they run.
+        frames: what became of frames.
     """
 
     def __init__(
@@ -72,7 +76,8 @@ class TokenStreams:
     ) -> None:
         self.endpoint = endpoint
         self.epoch = epoch
-        self.sessions = SessionTable(epoch, session_timeout_s, abort)
+        self.frames = FrameCounts()
+        self.sessions = SessionTable(epoch, session_timeout_s, abort, self.frames)
         self.heartbeat_interval_s = heartbeat_interval_s
         self._health = health
         self._outbox: deque[StepOutputs] = deque()
@@ -171,8 +176,8 @@ class TokenStreams:
         return max(1, min(int((next_heartbeat - now) * 1000), 500))
 
     def _receive(self, now: float) -> None:
-        """Takes in all that waits: a send-only loop would not learn of cut connections."""
-        while True:
+        """Takes in what waits: a send-only loop would not learn of cut connections."""
+        for _ in range(_FRAMES_A_TURN):
             try:
                 parts = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -183,49 +188,57 @@ class TokenStreams:
             self._handle(parts, now)
 
     def _handle(self, parts: list[bytes], now: float) -> None:
-        frame = token_deltas_pb2.FrontendFrame()
         try:
             if len(parts) != 2:
-                raise ValueError(f"{len(parts)} parts")
-            frame.ParseFromString(parts[1])
-            kind = frame.WhichOneof("frame")
-            if kind is None:
-                raise ValueError("empty")
-        except Exception as error:
-            _strangers.warning(
-                "ignored what is no frame on the delta wire: %s, %d bytes",
-                type(error).__name__,
-                sum(len(part) for part in parts),
-            )
+                raise DamagedFrameError(f"{len(parts)} parts")
+            frame = unseal(token_deltas_pb2.FrontendFrame(), parts[1])
+        except DamagedFrameError as error:
+            self.frames.drop(Dropped.DAMAGED)
+            _strangers.warning("dropped what is no frame on the delta wire: %s", error)
             return
-        if kind == "hello":
+        if frame.HasField("hello"):
             self._greet(parts[0], frame.hello, now)
         else:
-            self._take_ack(parts[0], frame.ack, now)
+            self._take_ack(parts[0], frame, now)
 
     def _greet(self, identity: bytes, hello: token_deltas_pb2.Hello, now: float) -> None:
         session = self.sessions.by_id(hello.session_id)
-        if session is None or hello.epoch != self.epoch:
-            self._send_goodbye(identity, hello.session_id, "no such session: attach again")
+        if hello.epoch != self.epoch:
+            self._send_away(identity, hello.session_id, Dropped.OLD_EPOCH)
+            return
+        if session is None:
+            self._send_away(identity, hello.session_id, Dropped.OTHER_SESSION)
             return
         if not has_secret(session, hello.secret):
             _strangers.warning("a Hello had the wrong secret")
+            self.frames.drop(Dropped.REFUSED)
             self._send_goodbye(identity, hello.session_id, "wrong secret")
             return
         self.sessions.connect(session, identity, now)
-        reply = token_deltas_pb2.EngineFrame()
+        reply = token_deltas_pb2.EngineFrame(session_id=session.session_id)
         reply.hello_reply.session_id = session.session_id
         reply.hello_reply.epoch = self.epoch
-        self._send(identity, reply.SerializeToString())
+        self._send(identity, seal(reply))
 
-    def _take_ack(self, identity: bytes, ack: token_deltas_pb2.Ack, now: float) -> None:
+    def _take_ack(self, identity: bytes, frame: token_deltas_pb2.FrontendFrame, now: float) -> None:
+        ack = frame.ack
         session = self.sessions.by_identity(identity)
-        if session is None or ack.epoch != self.epoch:
-            self._send_goodbye(identity, "", "no such session: attach again")
+        if ack.epoch != self.epoch:
+            self._send_away(identity, frame.session_id, Dropped.OLD_EPOCH)
+            return
+        if session is None or session.session_id != frame.session_id:
+            self._send_away(identity, frame.session_id, Dropped.OTHER_SESSION)
             return
         session.acknowledge(ack.frame, now)
         if ack.rewind:
             session.complain(ack.frame)
+
+    def _send_away(self, identity: bytes, session_id: str, why: Dropped) -> None:
+        """Drops a frame of a session that is not here. Who has said Hello here hears nothing of it:
+        the frame had gone astray, and a goodbye would end what is well."""
+        self.frames.drop(why)
+        if self.sessions.by_identity(identity) is None:
+            self._send_goodbye(identity, session_id, "no such session: attach again")
 
     def _route_outbox(self) -> None:
         while self._outbox:
@@ -241,7 +254,7 @@ class TokenStreams:
                 if not session.can_send(now):
                     break
                 frame = session.take_frame(self._step, now)
-                if not self._send(session.identity or b"", frame.SerializeToString()):
+                if not self._send(session.identity or b"", seal(frame)):
                     session.send_failed(now + _RETRY_SEND_S)
 
     def _send_heartbeats(self) -> None:
@@ -251,10 +264,10 @@ class TokenStreams:
         frame.heartbeat.step = health.step
         frame.heartbeat.step_age_ms = int(health.age_s * 1000)
         frame.heartbeat.busy = health.busy
-        data = frame.SerializeToString()
         for session in self.sessions.all():
             if session.identity is not None:
-                self._send(session.identity, data)
+                frame.session_id = session.session_id
+                self._send(session.identity, seal(frame))
 
     def _send(self, identity: bytes, data: bytes) -> bool:
         try:
@@ -271,12 +284,12 @@ class TokenStreams:
     def _send_goodbye(
         self, identity: bytes, session_id: str, reason: str, *, stopping: bool = False
     ) -> None:
-        frame = token_deltas_pb2.EngineFrame()
+        frame = token_deltas_pb2.EngineFrame(session_id=session_id)
         frame.goodbye.session_id = session_id
         frame.goodbye.epoch = self.epoch
         frame.goodbye.reason = reason
         frame.goodbye.stopping = stopping
-        self._send(identity, frame.SerializeToString())
+        self._send(identity, seal(frame))
 
     def _open_router(self) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pagewire.delta_frames import Dropped
 from pagewire.v1 import engine_pb2
 
 
@@ -33,6 +34,8 @@ class EngineFigures(Collector):
             return
         yield from _gauges(stats)
         yield from _counters(stats)
+        if stats.HasField("delta_wire"):
+            yield from _delta_wire_figures(stats.delta_wire)
         if stats.HasField("adapters"):
             yield from _adapter_figures(stats.adapters)
         for name, text, told in (
@@ -124,6 +127,28 @@ def _counters(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
         ("engine_requests_failed", "Requests that failed.", stats.num_requests_failed),
     ):
         yield CounterMetricFamily(f"pagewire_{name}", text, value=value)
+
+
+def _delta_wire_figures(wire: engine_pb2.DeltaWireStats) -> Iterator[Metric]:
+    dropped = CounterMetricFamily(
+        "pagewire_engine_wire_frames_dropped",
+        "Frames that the engine dropped on the delta wire, by why.",
+        labels=["reason"],
+    )
+    for reason, count in (
+        (Dropped.DAMAGED, wire.num_damaged),
+        (Dropped.OTHER_SESSION, wire.num_other_session),
+        (Dropped.OLD_EPOCH, wire.num_old_epoch),
+        (Dropped.UNSENT, wire.num_unsent),
+        (Dropped.REFUSED, wire.num_refused),
+    ):
+        dropped.add_metric([reason.value], count)
+    yield dropped
+    yield CounterMetricFamily(
+        "pagewire_engine_wire_rewinds",
+        "How often frames that were not acknowledged were sent again.",
+        value=wire.num_rewinds,
+    )
 
 
 def histogram_family(

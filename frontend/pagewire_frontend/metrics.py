@@ -15,6 +15,7 @@ from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pagewire.delta_frames import FrameCounts
 from pagewire.errors import ErrorCode
 from pagewire.histogram import Histogram, HistogramCounts
 from pagewire.outputs import FinishReason, RequestTimes
@@ -45,6 +46,7 @@ class FrontendMetrics:
     Attributes:
         engine: figures of the engine.
         failover: what its losses have cost.
+        frames: of the delta wire, counted by the engine client.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,8 @@ class FrontendMetrics:
         self.engine = EngineFigures()
         self.failover = FailoverCounts()
         self.registry.register(_Losses(self.failover))
+        self.frames = FrameCounts()
+        self.registry.register(_FrameFigures(self.frames))
         self._inter_token = _Counted(
             "pagewire_inter_token_latency_seconds",
             "Time between tokens of a sequence; tokens that come together share it.",
@@ -226,6 +230,28 @@ class _Counted(Collector):
     def collect(self) -> Iterator[Metric]:
         counted = self.histogram.snapshot()
         yield histogram_family(self._name, self._text, counted.bounds, counted.counts, counted.sum)
+
+
+class _FrameFigures(Collector):
+    """The frontend's end of the delta wire."""
+
+    def __init__(self, frames: FrameCounts) -> None:
+        self._frames = frames
+
+    def collect(self) -> Iterator[Metric]:
+        dropped = CounterMetricFamily(
+            "pagewire_wire_frames_dropped",
+            "Frames that the frontend dropped on the delta wire, by why.",
+            labels=["reason"],
+        )
+        for reason, count in self._frames.dropped().items():
+            dropped.add_metric([reason.value], count)
+        yield dropped
+        yield CounterMetricFamily(
+            "pagewire_wire_rewinds",
+            "How often the frontend missed a frame and asked for it again.",
+            value=self._frames.num_rewinds,
+        )
 
 
 class Collected(CollectorRegistry):

@@ -193,6 +193,7 @@ class FrontendServer:
             failover_window_s=self.config.failover_timeout_s,
             tls=self._engine_tls,
             counts=self._serving.metrics.failover,
+            frames=self._serving.metrics.frames,
         )
 
     async def _attend_engine(self) -> None:

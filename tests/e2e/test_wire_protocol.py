@@ -6,6 +6,7 @@ import pickle
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -175,6 +176,35 @@ def test_a_complaint_rewinds_at_once(peer: WirePeer, never_overdue: None) -> Non
     peer.submit("gap", 1, max_tokens=4)
     wait_until(lambda: peer.stats().num_running == 0, "the request ends")
     peer.next("deltas")
+    peer.ack(0, rewind=True)
+    again = peer.next("deltas")
+    while again.base_frame == 1:
+        again = peer.next("deltas")
+    assert list(again.start) == [0]
+
+
+@pytest.mark.parametrize("astray", [{"session_id": "f" * 32}, {"epoch": 5}], ids=str)
+def test_an_acknowledgement_gone_astray_acknowledges_nothing_and_ends_nothing(
+    peer: WirePeer, never_overdue: None, astray: dict[str, Any]
+) -> None:
+    peer.greet()
+    peer.submit("astray", 1, max_tokens=4)
+    wait_until(lambda: peer.stats().num_running == 0, "the request ends")
+    frame = peer.next("deltas").frame
+    before = peer.stats().delta_wire
+    peer.ack(frame, **astray)
+
+    def dropped() -> int:
+        now = peer.stats().delta_wire
+        return (
+            now.num_other_session
+            + now.num_old_epoch
+            - before.num_other_session
+            - before.num_old_epoch
+        )
+
+    wait_until(lambda: dropped() == 1, "it is dropped")
+    # Nothing was forgotten for it, and the connection lasts.
     peer.ack(0, rewind=True)
     again = peer.next("deltas")
     while again.base_frame == 1:

@@ -12,6 +12,7 @@ import grpc
 import zmq
 
 from pagewire.conversion import sampling_params_to_proto
+from pagewire.delta_frames import seal, unseal
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2, engine_pb2_grpc, token_deltas_pb2
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta, TokenStream
@@ -62,7 +63,7 @@ class WirePeer:
             "epoch": self.attached.epoch,
         }
         hello = token_deltas_pb2.Hello(**{**fields, **changes})
-        self.send(token_deltas_pb2.FrontendFrame(hello=hello))
+        self.send(token_deltas_pb2.FrontendFrame(hello=hello, session_id=hello.session_id))
 
     def greet(self) -> None:
         """Attaches, connects, and waits until Hello is answered."""
@@ -71,20 +72,30 @@ class WirePeer:
         self.hello()
         self.next("hello_reply")
 
-    def ack(self, frame: int, *, rewind: bool = False) -> None:
-        ack = token_deltas_pb2.Ack(epoch=self.attached.epoch, frame=frame, rewind=rewind)
-        self.send(token_deltas_pb2.FrontendFrame(ack=ack))
+    def ack(
+        self,
+        frame: int,
+        *,
+        rewind: bool = False,
+        session_id: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        ack = token_deltas_pb2.Ack(
+            epoch=self.attached.epoch if epoch is None else epoch, frame=frame, rewind=rewind
+        )
+        own = self.attached.session_id
+        self.send(token_deltas_pb2.FrontendFrame(ack=ack, session_id=session_id or own))
 
     def send(self, frame: token_deltas_pb2.FrontendFrame) -> None:
         assert self.socket is not None
-        self.socket.send(frame.SerializeToString())
+        self.socket.send(seal(frame))
 
     def next(self, kind: str, timeout_s: float = TIMEOUT_S) -> Any:
         """The next frame of a kind; others on the way are dropped."""
         assert self.socket is not None
         deadline = time.monotonic() + timeout_s
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            frame = token_deltas_pb2.EngineFrame.FromString(self.socket.recv())
+            frame = unseal(token_deltas_pb2.EngineFrame(), self.socket.recv())
             if frame.WhichOneof("frame") == kind:
                 return getattr(frame, kind)
         raise TimeoutError(f"no {kind} within {timeout_s} s")

@@ -413,7 +413,6 @@ async def test_an_engine_that_lost_its_workers_ends_its_process(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", ENGINE_WITHOUT_WORKERS, str(port)),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
     )
     client = RemoteEngineClient(f"127.0.0.1:{port}", failover_window_s=60.0)

@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from pagewire.delta_frames import FrameCounts
 from pagewire.errors import InternalError, PagewireError, UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.tls import ClientTls
@@ -47,6 +48,7 @@ class EngineLink:
         failover_window_s: how long a request may be without an engine.
         tls: of the control channel; None: it has none.
         counts: where losses and resumptions are counted.
+        frames: where what becomes of the delta wire's frames is counted.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class EngineLink:
         failover_window_s: float,
         tls: ClientTls | None = None,
         counts: FailoverCounts | None = None,
+        frames: FrameCounts | None = None,
     ) -> None:
         self.counts = counts or FailoverCounts()
         self.adapters = RememberedAdapters()
         self.control = ControlChannel(target, tls)
         self.model_info: ModelInfo | None = None
         self._window_s = failover_window_s
+        self._frames = frames
         # The process's own, and never terminated: a client that was dropped without being closed
         # would hang the collector in the termination of a context of its own.
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -368,7 +372,9 @@ class EngineLink:
                 raise TransportError("the engine restarted while we attached")
             if old is not None and old.epoch != attached.epoch:
                 await self.adapters.restore(self.control, self._window_s)
-            session = WireSession(attached, self.control.host, self._context, self._on_failure)
+            session = WireSession(
+                attached, self.control.host, self._context, self._on_failure, self._frames
+            )
             await session.connect(attached)
             self._adopt(session, info)
         if self._expiry is not None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
+from pagewire.delta_frames import FrameCounts
 from pagewire.errors import UnavailableError
 from pagewire.tls import ClientTls
 from pagewire.v1 import engine_pb2
@@ -67,6 +68,7 @@ class RemoteEngineClient:
             UnavailableError.
         tls: of the control channel; None: it has none.
         counts: where losses and resumptions are counted; None: by itself.
+        frames: where what becomes of the delta wire's frames is counted.
     """
 
     def __init__(
@@ -76,10 +78,12 @@ class RemoteEngineClient:
         failover_window_s: float = 120.0,
         tls: ClientTls | None = None,
         counts: FailoverCounts | None = None,
+        frames: FrameCounts | None = None,
     ) -> None:
         self._target = target
         self._counts = counts
         self._tls = tls
+        self._frames = frames or FrameCounts()
         self._window_s = failover_window_s
         self._link: EngineLink | None = None
 
@@ -92,7 +96,7 @@ class RemoteEngineClient:
         if self._link is not None:
             return
         # Here and not earlier: the channel belongs to the running loop.
-        link = EngineLink(self._target, self._window_s, self._tls, self._counts)
+        link = EngineLink(self._target, self._window_s, self._tls, self._counts, self._frames)
         try:
             await link.start()
         except BaseException:

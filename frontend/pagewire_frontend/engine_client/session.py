@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 import zmq
 
+from pagewire.delta_frames import DamagedFrameError, Dropped, FrameCounts, seal, unseal
 from pagewire.errors import InternalError, PagewireError, error_from_code
+from pagewire.limited_log import LimitedLog
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.v1 import engine_pb2, sampling_pb2, token_deltas_pb2
 from pagewire_frontend.engine_client.control import TransportError
@@ -24,6 +26,7 @@ from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 from pagewire_frontend.engine_client.wakeups import Wakeups
 
 logger = logging.getLogger(__name__)
+_damaged = LimitedLog(logger)
 
 HELLO_TIMEOUT_S = 3.0
 SILENCE_S = 5.0
@@ -36,6 +39,8 @@ _WATCH_INTERVAL_S = 0.25
 _NOBLOCK = int(zmq.NOBLOCK)  # as an enum it is slow
 _FRAMES_A_TURN = 64
 _RESEND_HELLO_S = 0.5
+# The engine's have 256 KiB and one item more: a position's log probabilities, or a vector.
+_MAX_ENGINE_FRAME = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class WireSession:
         host: that the control channel reached, for endpoints of any host.
         context: for the sockets.
         on_failure: told the stream number and the error of a request that failed in the engine.
+        frames: where what becomes of frames is counted.
 
     Attributes:
         streams: where each live stream's tokens go, by stream number.
@@ -71,6 +77,7 @@ class WireSession:
         host: str,
         context: zmq.Context[zmq.Socket[bytes]],
         on_failure: Callable[[int, PagewireError], None],
+        frames: FrameCounts | None = None,
     ) -> None:
         self.session_id = attached.session_id
         self.secret = attached.secret
@@ -79,6 +86,7 @@ class WireSession:
         self.lost: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
         self._host = host
         self._on_failure = on_failure
+        self._frames = frames or FrameCounts()
         self._numbers = itertools.count(1)
         self._connections = itertools.count(1)
         self._order = FrameOrder()
@@ -184,6 +192,7 @@ class WireSession:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVBUF, 65536)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_ENGINE_FRAME)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)
         if attached.HasField("curve_server_key"):
@@ -239,7 +248,7 @@ class WireSession:
         if socket is None:
             return
         try:
-            socket.send(frame.SerializeToString(), zmq.NOBLOCK)
+            socket.send(seal(frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._lose(Loss(f"sending failed: {error}"))
             return
@@ -248,7 +257,7 @@ class WireSession:
             asyncio.get_running_loop().call_soon(self._on_readable)
 
     def _send_hello(self) -> None:
-        frame = token_deltas_pb2.FrontendFrame()
+        frame = token_deltas_pb2.FrontendFrame(session_id=self.session_id)
         frame.hello.session_id = self.session_id
         frame.hello.secret = self.secret
         frame.hello.epoch = self.epoch
@@ -258,7 +267,7 @@ class WireSession:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
-        frame = token_deltas_pb2.FrontendFrame()
+        frame = token_deltas_pb2.FrontendFrame(session_id=self.session_id)
         frame.ack.epoch = self.epoch
         frame.ack.frame = self._acknowledged = self._order.acknowledgeable
         frame.ack.rewind = rewind
@@ -295,14 +304,19 @@ class WireSession:
         self._acknowledge_soon()
 
     def _take(self, data: bytes) -> None:
-        frame = token_deltas_pb2.EngineFrame()
         try:
-            frame.ParseFromString(data)
-        except Exception:
-            logger.warning("ignored %d bytes on the delta wire that are no frame", len(data))
+            frame = unseal(token_deltas_pb2.EngineFrame(), data)
+        except DamagedFrameError as error:
+            self._frames.drop(Dropped.DAMAGED)
+            _damaged.warning("dropped what is no frame on the delta wire: %s", error)
+            return
+        if frame.session_id != self.session_id:
+            self._frames.drop(Dropped.OTHER_SESSION)
             return
         kind = frame.WhichOneof("frame")
-        if kind is None or getattr(frame, kind).epoch != self.epoch:
+        # An engine of another life says truly that our session is not known to it.
+        if kind != "goodbye" and getattr(frame, kind).epoch != self.epoch:
+            self._frames.drop(Dropped.OLD_EPOCH)
             return
         self._last_heard = time.monotonic()
         if kind == "deltas":
@@ -321,10 +335,14 @@ class WireSession:
         verdict = self._order.admit(deltas.frame, deltas.base_frame)
         if verdict is Verdict.ACCEPT:
             self._wakeups.after_frame(*deliver(deltas, self.streams, self._on_failure))
-        elif verdict is Verdict.GAP:
+        elif verdict is Verdict.DUPLICATE:
+            self._frames.drop(Dropped.REPEATED)
+        else:
+            self._frames.drop(Dropped.OUT_OF_ORDER)
             now = time.monotonic()
             if now - self._last_complaint > _COMPLAIN_INTERVAL_S:
                 self._last_complaint = now
+                self._frames.rewind()
                 self._send_ack(rewind=True)
 
 

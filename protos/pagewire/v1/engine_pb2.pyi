@@ -204,7 +204,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ..., with_window: _Optional[bool] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "num_block_copies", "num_beam_forks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps", "num_overlapped_steps", "adapters", "time_to_first_token")
+    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "num_block_copies", "num_beam_forks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps", "num_overlapped_steps", "adapters", "time_to_first_token", "delta_wire")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class GetStatsResponse(_message.Message):
     NUM_OVERLAPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DELTA_WIRE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     num_waiting: int
@@ -267,7 +268,24 @@ class GetStatsResponse(_message.Message):
     num_overlapped_steps: int
     adapters: AdapterStats
     time_to_first_token: Histogram
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_beam_forks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ..., num_overlapped_steps: _Optional[int] = ..., adapters: _Optional[_Union[AdapterStats, _Mapping]] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping]] = ...) -> None: ...
+    delta_wire: DeltaWireStats
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_beam_forks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ..., num_overlapped_steps: _Optional[int] = ..., adapters: _Optional[_Union[AdapterStats, _Mapping]] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping]] = ..., delta_wire: _Optional[_Union[DeltaWireStats, _Mapping]] = ...) -> None: ...
+
+class DeltaWireStats(_message.Message):
+    __slots__ = ("num_damaged", "num_other_session", "num_old_epoch", "num_unsent", "num_refused", "num_rewinds")
+    NUM_DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    NUM_OTHER_SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_OLD_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNSENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REWINDS_FIELD_NUMBER: _ClassVar[int]
+    num_damaged: int
+    num_other_session: int
+    num_old_epoch: int
+    num_unsent: int
+    num_refused: int
+    num_rewinds: int
+    def __init__(self, num_damaged: _Optional[int] = ..., num_other_session: _Optional[int] = ..., num_old_epoch: _Optional[int] = ..., num_unsent: _Optional[int] = ..., num_refused: _Optional[int] = ..., num_rewinds: _Optional[int] = ...) -> None: ...
 
 class AdapterStats(_message.Message):
     __slots__ = ("num_loaded", "num_on_host", "num_on_device", "running", "waiting", "num_host_loads", "num_device_loads", "num_host_evictions")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import sampling_pb2 as pagewire_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epagewire/v1/token_deltas.proto\x12\x0bpagewire.v1\x1a\x1apagewire/v1/sampling.proto\"\xc7\x01\n\x0b\x45ngineFrame\x12.\n\x0bhello_reply\x18\x01 \x01(\x0b\x32\x17.pagewire.v1.HelloReplyH\x00\x12)\n\x06\x64\x65ltas\x18\x02 \x01(\x0b\x32\x17.pagewire.v1.StepDeltasH\x00\x12+\n\theartbeat\x18\x03 \x01(\x0b\x32\x16.pagewire.v1.HeartbeatH\x00\x12\'\n\x07goodbye\x18\x04 \x01(\x0b\x32\x14.pagewire.v1.GoodbyeH\x00\x42\x07\n\x05\x66rame\"^\n\rFrontendFrame\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12\x1f\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x10.pagewire.v1.AckH\x00\x42\x07\n\x05\x66rame\":\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"/\n\nHelloReply\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"N\n\x07Goodbye\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08stopping\x18\x04 \x01(\x08\"3\n\x03\x41\x63k\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x04\x12\x0e\n\x06rewind\x18\x03 \x01(\x08\"K\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bstep_age_ms\x18\x03 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\"\xbc\x03\n\nStepDeltas\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x04\x12\x12\n\nbase_frame\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0e\n\x06stream\x18\x05 \x03(\r\x12\x10\n\x08sequence\x18\x06 \x03(\r\x12\r\n\x05start\x18\x07 \x03(\r\x12\r\n\x05\x63ount\x18\x08 \x03(\r\x12\x10\n\x08token_id\x18\t \x03(\r\x12/\n\x08\x66inished\x18\n \x03(\x0b\x32\x1d.pagewire.v1.SequenceFinished\x12)\n\x06\x66\x61iled\x18\x0b \x03(\x0b\x32\x19.pagewire.v1.StreamFailed\x12/\n\x08logprobs\x18\x0c \x03(\x0b\x32\x1d.pagewire.v1.SequenceLogprobs\x12\x34\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1b.pagewire.v1.PromptLogprobs\x12,\n\x07vectors\x18\x0e \x03(\x0b\x32\x1b.pagewire.v1.SequenceVector\x12+\n\x07started\x18\x0f \x03(\x0b\x32\x1a.pagewire.v1.StreamStarted\"[\n\rStreamStarted\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12(\n\x05times\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.RequestTimes\"\xe7\x01\n\x10SequenceFinished\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12)\n\x06reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x1a\n\x12\x63umulative_logprob\x18\x06 \x01(\x01\x12(\n\x05times\x18\x07 \x01(\x0b\x32\x19.pagewire.v1.RequestTimesB\x10\n\x0e_stop_token_id\"\x94\x01\n\x0cRequestTimes\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x13\n\x0bstep_time_s\x18\x07 \x01(\x01\"z\n\x0cStreamFailed\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"u\n\x10SequenceLogprobs\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12\x30\n\tpositions\x18\x04 \x03(\x0b\x32\x1d.pagewire.v1.PositionLogprobs\"a\n\x0ePromptLogprobs\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x30\n\tpositions\x18\x03 \x03(\x0b\x32\x1d.pagewire.v1.PositionLogprobs\"B\n\x0eSequenceVector\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0e\n\x06values\x18\x03 \x03(\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epagewire/v1/token_deltas.proto\x12\x0bpagewire.v1\x1a\x1apagewire/v1/sampling.proto\"\xed\x01\n\x0b\x45ngineFrame\x12.\n\x0bhello_reply\x18\x01 \x01(\x0b\x32\x17.pagewire.v1.HelloReplyH\x00\x12)\n\x06\x64\x65ltas\x18\x02 \x01(\x0b\x32\x17.pagewire.v1.StepDeltasH\x00\x12+\n\theartbeat\x18\x03 \x01(\x0b\x32\x16.pagewire.v1.HeartbeatH\x00\x12\'\n\x07goodbye\x18\x04 \x01(\x0b\x32\x14.pagewire.v1.GoodbyeH\x00\x12\x12\n\nsession_id\x18\x0e \x01(\t\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07\x42\x07\n\x05\x66rame\"\x84\x01\n\rFrontendFrame\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.pagewire.v1.HelloH\x00\x12\x1f\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x10.pagewire.v1.AckH\x00\x12\x12\n\nsession_id\x18\x0e \x01(\t\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x07\x42\x07\n\x05\x66rame\":\n\x05Hello\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"/\n\nHelloReply\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"N\n\x07Goodbye\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08stopping\x18\x04 \x01(\x08\"3\n\x03\x41\x63k\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x04\x12\x0e\n\x06rewind\x18\x03 \x01(\x08\"K\n\tHeartbeat\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x13\n\x0bstep_age_ms\x18\x03 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\"\xbc\x03\n\nStepDeltas\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66rame\x18\x02 \x01(\x04\x12\x12\n\nbase_frame\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0e\n\x06stream\x18\x05 \x03(\r\x12\x10\n\x08sequence\x18\x06 \x03(\r\x12\r\n\x05start\x18\x07 \x03(\r\x12\r\n\x05\x63ount\x18\x08 \x03(\r\x12\x10\n\x08token_id\x18\t \x03(\r\x12/\n\x08\x66inished\x18\n \x03(\x0b\x32\x1d.pagewire.v1.SequenceFinished\x12)\n\x06\x66\x61iled\x18\x0b \x03(\x0b\x32\x19.pagewire.v1.StreamFailed\x12/\n\x08logprobs\x18\x0c \x03(\x0b\x32\x1d.pagewire.v1.SequenceLogprobs\x12\x34\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1b.pagewire.v1.PromptLogprobs\x12,\n\x07vectors\x18\x0e \x03(\x0b\x32\x1b.pagewire.v1.SequenceVector\x12+\n\x07started\x18\x0f \x03(\x0b\x32\x1a.pagewire.v1.StreamStarted\"[\n\rStreamStarted\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12(\n\x05times\x18\x03 \x01(\x0b\x32\x19.pagewire.v1.RequestTimes\"\xe7\x01\n\x10SequenceFinished\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12)\n\x06reason\x18\x03 \x01(\x0e\x32\x19.pagewire.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x1a\n\x12\x63umulative_logprob\x18\x06 \x01(\x01\x12(\n\x05times\x18\x07 \x01(\x0b\x32\x19.pagewire.v1.RequestTimesB\x10\n\x0e_stop_token_id\"\x94\x01\n\x0cRequestTimes\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\x12\r\n\x05steps\x18\x06 \x01(\r\x12\x13\n\x0bstep_time_s\x18\x07 \x01(\x01\"z\n\x0cStreamFailed\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s\"u\n\x10SequenceLogprobs\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12\x30\n\tpositions\x18\x04 \x03(\x0b\x32\x1d.pagewire.v1.PositionLogprobs\"a\n\x0ePromptLogprobs\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x30\n\tpositions\x18\x03 \x03(\x0b\x32\x1d.pagewire.v1.PositionLogprobs\"B\n\x0eSequenceVector\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\r\x12\x0e\n\x06values\x18\x03 \x03(\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagewire.v1.token_deltas_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENGINEFRAME']._serialized_start=76
-  _globals['_ENGINEFRAME']._serialized_end=275
-  _globals['_FRONTENDFRAME']._serialized_start=277
-  _globals['_FRONTENDFRAME']._serialized_end=371
-  _globals['_HELLO']._serialized_start=373
-  _globals['_HELLO']._serialized_end=431
-  _globals['_HELLOREPLY']._serialized_start=433
-  _globals['_HELLOREPLY']._serialized_end=480
-  _globals['_GOODBYE']._serialized_start=482
-  _globals['_GOODBYE']._serialized_end=560
-  _globals['_ACK']._serialized_start=562
-  _globals['_ACK']._serialized_end=613
-  _globals['_HEARTBEAT']._serialized_start=615
-  _globals['_HEARTBEAT']._serialized_end=690
-  _globals['_STEPDELTAS']._serialized_start=693
-  _globals['_STEPDELTAS']._serialized_end=1137
-  _globals['_STREAMSTARTED']._serialized_start=1139
-  _globals['_STREAMSTARTED']._serialized_end=1230
-  _globals['_SEQUENCEFINISHED']._serialized_start=1233
-  _globals['_SEQUENCEFINISHED']._serialized_end=1464
-  _globals['_REQUESTTIMES']._serialized_start=1467
-  _globals['_REQUESTTIMES']._serialized_end=1615
-  _globals['_STREAMFAILED']._serialized_start=1617
-  _globals['_STREAMFAILED']._serialized_end=1739
-  _globals['_SEQUENCELOGPROBS']._serialized_start=1741
-  _globals['_SEQUENCELOGPROBS']._serialized_end=1858
-  _globals['_PROMPTLOGPROBS']._serialized_start=1860
-  _globals['_PROMPTLOGPROBS']._serialized_end=1957
-  _globals['_SEQUENCEVECTOR']._serialized_start=1959
-  _globals['_SEQUENCEVECTOR']._serialized_end=2025
+  _globals['_ENGINEFRAME']._serialized_end=313
+  _globals['_FRONTENDFRAME']._serialized_start=316
+  _globals['_FRONTENDFRAME']._serialized_end=448
+  _globals['_HELLO']._serialized_start=450
+  _globals['_HELLO']._serialized_end=508
+  _globals['_HELLOREPLY']._serialized_start=510
+  _globals['_HELLOREPLY']._serialized_end=557
+  _globals['_GOODBYE']._serialized_start=559
+  _globals['_GOODBYE']._serialized_end=637
+  _globals['_ACK']._serialized_start=639
+  _globals['_ACK']._serialized_end=690
+  _globals['_HEARTBEAT']._serialized_start=692
+  _globals['_HEARTBEAT']._serialized_end=767
+  _globals['_STEPDELTAS']._serialized_start=770
+  _globals['_STEPDELTAS']._serialized_end=1214
+  _globals['_STREAMSTARTED']._serialized_start=1216
+  _globals['_STREAMSTARTED']._serialized_end=1307
+  _globals['_SEQUENCEFINISHED']._serialized_start=1310
+  _globals['_SEQUENCEFINISHED']._serialized_end=1541
+  _globals['_REQUESTTIMES']._serialized_start=1544
+  _globals['_REQUESTTIMES']._serialized_end=1692
+  _globals['_STREAMFAILED']._serialized_start=1694
+  _globals['_STREAMFAILED']._serialized_end=1816
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1818
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1935
+  _globals['_PROMPTLOGPROBS']._serialized_start=1937
+  _globals['_PROMPTLOGPROBS']._serialized_end=2034
+  _globals['_SEQUENCEVECTOR']._serialized_start=2036
+  _globals['_SEQUENCEVECTOR']._serialized_end=2102
 # @@protoc_insertion_point(module_scope)

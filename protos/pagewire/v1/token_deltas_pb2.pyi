@@ -8,24 +8,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EngineFrame(_message.Message):
-    __slots__ = ("hello_reply", "deltas", "heartbeat", "goodbye")
+    __slots__ = ("hello_reply", "deltas", "heartbeat", "goodbye", "session_id", "checksum")
     HELLO_REPLY_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello_reply: HelloReply
     deltas: StepDeltas
     heartbeat: Heartbeat
     goodbye: Goodbye
-    def __init__(self, hello_reply: _Optional[_Union[HelloReply, _Mapping]] = ..., deltas: _Optional[_Union[StepDeltas, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    session_id: str
+    checksum: int
+    def __init__(self, hello_reply: _Optional[_Union[HelloReply, _Mapping]] = ..., deltas: _Optional[_Union[StepDeltas, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., session_id: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class FrontendFrame(_message.Message):
-    __slots__ = ("hello", "ack")
+    __slots__ = ("hello", "ack", "session_id", "checksum")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ack: Ack
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ...) -> None: ...
+    session_id: str
+    checksum: int
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., session_id: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("session_id", "secret", "epoch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any
 from unittest.mock import patch
 
 from hypothesis import Phase, given, settings
@@ -65,7 +66,7 @@ class Produced:
 
 
 class BadNetwork:
-    """A session, a frontend, and two lossy, duplicating pipes between them."""
+    """A session, a frontend, and two lossy, duplicating, reordering pipes between them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -153,13 +154,15 @@ class BadNetwork:
             self.to_frontend.append(frame.SerializeToString())
 
     def frames_arrive(self, choose: random.Random) -> None:
-        """Each frame arrives once, twice, or never."""
+        """Each frame arrives once, twice, or never, and some before those that were sent first."""
+        shuffle_some(self.to_frontend, choose)
         for _ in range(choose.randint(0, len(self.to_frontend))):
             data = self.to_frontend.popleft()
             for _ in range(choose.choice([1, 1, 1, 2, 0])):
                 self._arrive(data)
 
     def acks_arrive(self, choose: random.Random) -> None:
+        shuffle_some(self.to_engine, choose)
         for _ in range(choose.randint(0, len(self.to_engine))):
             frame, rewind = self.to_engine.popleft()
             for _ in range(choose.choice([1, 1, 1, 2, 0])):
@@ -244,6 +247,15 @@ class BadNetwork:
         if any(record.seen) or any(record.seen_ends):
             # Who reads a token takes what is told of the prompt to be whole.
             assert record.seen_prompt == record.prompt
+
+
+def shuffle_some(travelling: deque[Any], choose: random.Random) -> None:
+    """In one case of four the order is lost."""
+    if choose.random() < 0.25:
+        shuffled = list(travelling)
+        choose.shuffle(shuffled)
+        travelling.clear()
+        travelling.extend(shuffled)
 
 
 _EVENTS = (

@@ -6,6 +6,7 @@ import time
 
 import zmq
 
+from pagewire.delta_frames import seal, unseal
 from pagewire.outputs import FinishReason
 from pagewire.v1 import token_deltas_pb2
 from pagewire_engine.outputs import SequenceOutput, StepOutputs
@@ -27,12 +28,12 @@ def test_what_was_published_goes_before_the_goodbye() -> None:
 
         def receive() -> token_deltas_pb2.EngineFrame:
             assert dealer.poll(TIMEOUT_MS)
-            return token_deltas_pb2.EngineFrame.FromString(dealer.recv())
+            return unseal(token_deltas_pb2.EngineFrame(), dealer.recv())
 
         hello = token_deltas_pb2.FrontendFrame()
         hello.hello.session_id, hello.hello.secret = session.session_id, session.secret
         hello.hello.epoch = 7
-        dealer.send(hello.SerializeToString())
+        dealer.send(seal(hello))
         deadline = time.monotonic() + TIMEOUT_MS / 1000
         while session.identity is None:
             streams._receive(time.monotonic())
