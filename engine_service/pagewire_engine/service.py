@@ -15,6 +15,7 @@ from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, can_bind, check_free, free_port
 from pagewire.settings import SettingsError
 from pagewire.tls import ServerTls
+from pagewire.tracing import Tracing, check_installed
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_engine.adapters.service import AdapterService
 from pagewire_engine.build import BuiltEngine
@@ -51,12 +52,19 @@ class EngineServer:
     Args:
         built: the engine and what it serves.
         config: addresses and limits.
+
+    Raises:
+        StartupError: there can be no traces.
     """
 
     def __init__(self, built: BuiltEngine, config: EngineConfig) -> None:
         self._built = built
         self._config = config
         self._died = threading.Event()
+        try:
+            self._tracing = Tracing.open(config.otlp_traces_endpoint, "pagewire-engine")
+        except SettingsError as error:
+            raise StartupError(str(error)) from None
         self._loop = EngineLoop(built.engine, self._publish, on_death=self._died.set)
         self._streams = TokenStreams(
             StreamEndpoint(config.stream_endpoint, config.host),
@@ -64,9 +72,17 @@ class EngineServer:
             self._loop.abort,
             self._observe_loop,
             session_timeout_s=config.session_timeout_s,
+            tracing=self._tracing,
         )
         adapters = AdapterService(built.adapters, self._loop, config, built.served_model_name)
-        self._servicer = EngineServicer(built, self._loop, self._streams, adapters, config.seed)
+        self._servicer = EngineServicer(
+            built,
+            self._loop,
+            self._streams,
+            adapters,
+            config.seed,
+            traces=self._tracing is not None,
+        )
         self._health = health.HealthServicer()
         self._serving: bool | None = None
         self._stopped = False
@@ -133,6 +149,8 @@ class EngineServer:
         self._loop.stop()
         stopping.wait()
         self._built.shutdown()
+        if self._tracing is not None:
+            self._tracing.close()
 
     def _publish(self, outputs: StepOutputs) -> None:
         self._streams.publish(outputs)
@@ -158,9 +176,13 @@ def check_addresses(config: EngineConfig) -> None:
 
     Raises:
         StartupError: an address is malformed, taken, or not this machine's; or its certificate
-            can't be used.
+            can't be used; or there can be no traces.
     """
     _tls(config)
+    try:
+        check_installed(config.otlp_traces_endpoint)
+    except SettingsError as error:
+        raise StartupError(str(error)) from None
     if config.stream_endpoint is not None:
         check_endpoint(config.stream_endpoint)
     host = LOOPBACK if config.host == "localhost" else config.host

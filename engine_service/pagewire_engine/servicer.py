@@ -31,6 +31,7 @@ from pagewire.errors import (
 )
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
+from pagewire.tracing import TraceHeaders, trace_headers
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_engine.adapters.service import AdapterService
 from pagewire_engine.admission import open_sequences
@@ -65,6 +66,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         streams: the delta wire.
         adapters: loads and unloads them.
         seed: of the seeds given to requests without one.
+        traces: whether to keep which trace a request belongs to.
     """
 
     def __init__(
@@ -74,7 +76,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         streams: TokenStreams,
         adapters: AdapterService,
         seed: int,
+        *,
+        traces: bool = False,
     ) -> None:
+        self._traces = traces
         self._built = built
         self._loop = loop
         self._streams = streams
@@ -151,6 +156,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
                 submission.sampling_params.seed or 0,
             )
             if new:
+                stream.trace_headers = self._trace_headers(context)
                 try:
                     stream.adapter_version = self._adapters.hand_over(
                         replace(submission, request_id=stream.engine_id),
@@ -165,6 +171,11 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
                     # The session timed out in between.
                     self._loop.abort(stream.engine_id)
         return engine_pb2.SubmitResponse(seed=stream.seed, adapter_version=stream.adapter_version)
+
+    def _trace_headers(self, context: grpc.ServicerContext) -> TraceHeaders:
+        if not self._traces:
+            return ()
+        return tuple(trace_headers(context.invocation_metadata() or ()).items())
 
     def _admitted(self, request: engine_pb2.SubmitRequest) -> Submission:
         prompt = list(request.prompt_token_ids)

@@ -22,12 +22,17 @@ from pagewire.errors import (
     ResourceExhaustedError,
     UnauthenticatedError,
 )
+from pagewire.outputs import RequestTimes
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.sessions import Session, Stream
 
 logger = logging.getLogger(__name__)
 
 MAX_SESSIONS = 1024
+
+
+def _ignore(stream: Stream, times: RequestTimes | None, failure: str | None) -> None:
+    """Nobody wants to know."""
 
 
 class SessionTable:
@@ -38,6 +43,8 @@ class SessionTable:
         session_timeout_s: a session silent for longer is dead.
         abort: ends a request in the loop, by engine id; any thread.
         frames: where what becomes of frames is counted.
+        on_end: is told of a request that has ended, its times and the kind of its failure, where
+            there are any; the I/O thread, under the lock.
 
     Attributes:
         lock: held while anything here is read or changed.
@@ -49,12 +56,14 @@ class SessionTable:
         session_timeout_s: float,
         abort: Callable[[str], None],
         frames: FrameCounts | None = None,
+        on_end: Callable[[Stream, RequestTimes | None, str | None], None] = _ignore,
     ) -> None:
         self.epoch = epoch
         self.session_timeout_s = session_timeout_s
         self.lock = threading.Lock()
         self._abort = abort
         self._frames = frames or FrameCounts()
+        self._on_end = on_end
         self._sessions: dict[str, Session] = {}
         self._by_identity: dict[bytes, Session] = {}
         self._routes: dict[str, Stream] = {}
@@ -229,6 +238,7 @@ class SessionTable:
             try:
                 if stream.session.record(stream, output):
                     self._end(stream)
+                    self._on_end(stream, output.times, None)
             except Exception as error:
                 self._fail_broken(stream, error)
         for failure in outputs.failures:
@@ -236,6 +246,7 @@ class SessionTable:
             if stream is not None:
                 stream.session.record_failure(stream, failure.error)
                 self._end(stream)
+                self._on_end(stream, None, failure.error.code.name.lower())
 
     def forgive(self, seconds: float) -> None:
         """This process stood still: the frontends' silence meanwhile is its own."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pagewire.delta_frames import Dropped, FrameCounts
 from pagewire.errors import PagewireError
+from pagewire.tracing import TraceHeaders
 from pagewire.v1 import token_deltas_pb2
 from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
 from pagewire_engine.retention import (
@@ -66,6 +67,7 @@ class Stream:
         live: whether the engine may still produce something for it.
         logs: one for each sequence that had not ended before, by index.
         prompt_logs: log probabilities of the prompt: none, or one log.
+        trace_headers: of the trace that the request belongs to, where there are traces.
     """
 
     __slots__ = (
@@ -80,6 +82,7 @@ class Stream:
         "request_id",
         "seed",
         "session",
+        "trace_headers",
     )
 
     def __init__(
@@ -96,6 +99,7 @@ class Stream:
         self.engine_id = f"{request_id}@{session.session_id[:12]}.{number}"
         self.seed = seed
         self.adapter_version = ""
+        self.trace_headers: TraceHeaders = ()
         self.live = True
         self.prompt_logs: list[PromptLog] = []
         self.logs = {

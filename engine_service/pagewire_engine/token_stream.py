@@ -20,9 +20,12 @@ import zmq
 from pagewire.delta_frames import DamagedFrameError, Dropped, FrameCounts, seal, unseal
 from pagewire.errors import PagewireError
 from pagewire.limited_log import LimitedLog
+from pagewire.outputs import RequestTimes
+from pagewire.tracing import Tracing
 from pagewire.v1 import token_deltas_pb2
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.session_table import SessionTable, has_secret
+from pagewire_engine.sessions import Stream
 from pagewire_engine.stream_endpoint import StreamEndpoint
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class TokenStreams:
         health: the loop's progress; any thread.
         session_timeout_s: a session silent for longer is dead.
         heartbeat_interval_s: between heartbeats.
+        tracing: is told what requests went through; None: nobody asked for traces.
 
     Attributes:
         sessions: who is attached, and what they run.
@@ -73,11 +77,13 @@ class TokenStreams:
         *,
         session_timeout_s: float = 30.0,
         heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
+        tracing: Tracing | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.epoch = epoch
         self.frames = FrameCounts()
-        self.sessions = SessionTable(epoch, session_timeout_s, abort, self.frames)
+        self._tracing = tracing
+        self.sessions = SessionTable(epoch, session_timeout_s, abort, self.frames, self._trace_end)
         self.heartbeat_interval_s = heartbeat_interval_s
         self._health = health
         self._outbox: deque[StepOutputs] = deque()
@@ -124,6 +130,11 @@ class TokenStreams:
         self._wake()
 
     # -- the I/O thread --------------------------------------------------------------------------
+
+    def _trace_end(self, stream: Stream, times: RequestTimes | None, failure: str | None) -> None:
+        if self._tracing is not None:
+            told = times or RequestTimes()
+            self._tracing.tell_times(stream.trace_headers, told, time.time_ns(), failure)
 
     def _run(self) -> None:
         poller = zmq.Poller()

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from pagewire.logs import LogFormat
-from pagewire.settings import check_host_port
+from pagewire.settings import check_host_port, check_url
 
 ToolCallParserName = Literal[
     "auto",
@@ -202,6 +202,12 @@ class FrontendConfig(BaseModel):
         "and outcome; never its text.",
     )
 
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        description="URL of the collector that OpenTelemetry traces are sent to by OTLP, such as "
+        "http://localhost:4317 (gRPC; the extra `otel`). No text is ever in them. Default: none.",
+    )
+
     @model_validator(mode="after")
     def _check_workers(self) -> FrontendConfig:
         if self.workers > 1 and self.response_store:
@@ -219,6 +225,11 @@ class FrontendConfig(BaseModel):
             if origin != "*" and (scheme not in ("http", "https") or not host or "/" in host):
                 raise ValueError("must be * or like https://example.org:8443, without a path")
         return value
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _check_otlp_traces_endpoint(cls, value: str | None) -> str | None:
+        return check_url(value)
 
     @field_validator("engine")
     @classmethod

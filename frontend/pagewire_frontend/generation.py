@@ -38,6 +38,7 @@ from pagewire_frontend.reasoning import with_effort
 from pagewire_frontend.running_generation import RunningGeneration
 from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tool_choice import ToolDefinition, ToolUse
+from pagewire_frontend.tracing import current_headers, phase
 
 # Above this many characters tokenising would hold up the other streams of the event loop.
 _LONG_TEXT = 8_000
@@ -270,7 +271,8 @@ class Generation:
     async def _start(self, request: GenerationRequest) -> RunningGeneration:
         if request.text_version is not None:
             _check_text_version(self.model_name, request.text_version, self.text_version)
-        token_ids = await self.tokenize_prompt(request)
+        with phase("tokenize"):
+            token_ids = await self.tokenize_prompt(request)
         params = self._ending_by_own_eos(request.sampling_params)
         if request.answer is not None:
             token_ids += request.answer.prompt_end
@@ -296,6 +298,7 @@ class Generation:
                 adapter_version="" if self._adapter is None else self._adapter.info.version,
                 # A stop string is looked for as tokens come, and a bound on reasoning counts them.
                 whole=request.whole and not params.stop and request.answer is None,
+                trace_headers=current_headers(),
             )
             stream = await self._submit(engine_request)
         except BaseException as error:

@@ -19,6 +19,7 @@ from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire_frontend.errors import TooManyTokensError
 from pagewire_frontend.generation import Generation
 from pagewire_frontend.tokenizer import Tokenizer
+from pagewire_frontend.tracing import current_headers, phase
 
 # Prompts of one call that the engine has at a time: enough to fill its steps, and few enough to
 # leave room in its queue for other calls.
@@ -130,11 +131,13 @@ async def prepare(generation: Generation, request: PoolingRequest) -> list[Engin
     characters = sum(
         len(prompt.text or "") + len(prompt.second or "") for prompt in request.prompts
     )
-    if characters <= _FEW_CHARACTERS and len(request.prompts) <= _FEW_PROMPTS:
-        read = reader.read_all()
-    else:
-        read = await asyncio.to_thread(reader.read_all)
+    with phase("tokenize"):
+        if characters <= _FEW_CHARACTERS and len(request.prompts) <= _FEW_PROMPTS:
+            read = reader.read_all()
+        else:
+            read = await asyncio.to_thread(reader.read_all)
     request_id = request.request_id or f"pool-{secrets.token_hex(8)}"
+    trace_headers = current_headers()
     return [
         EngineRequest(
             request_id=f"{request_id}-{n}-{secrets.token_hex(4)}",
@@ -143,6 +146,7 @@ async def prepare(generation: Generation, request: PoolingRequest) -> list[Engin
             priority=request.priority,
             whole=True,
             pooling=params,
+            trace_headers=trace_headers,
         )
         for n, (token_ids, params) in enumerate(read)
     ]

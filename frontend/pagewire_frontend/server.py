@@ -23,6 +23,7 @@ from pagewire.listening import (
     shown_host,
 )
 from pagewire.tls import ClientTls, ServerTls
+from pagewire.tracing import Tracing
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
@@ -49,7 +50,7 @@ class FrontendServer:
         worker: which of several processes on the same ports this is; None: the only one.
 
     Raises:
-        SettingsError: keys or certificates can't be used.
+        SettingsError: keys or certificates can't be used, or there can be no traces.
 
     Attributes:
         http_port, grpc_port: the ports in use, once started.
@@ -80,6 +81,11 @@ class FrontendServer:
         )
         self._worker = worker
         self._serving = Serving(config, worker)
+        self._tracing = self._serving.tracing = Tracing.open(
+            config.otlp_traces_endpoint,
+            "pagewire-frontend",
+            {} if worker is None else {"pagewire.worker": worker.index},
+        )
         self._tls = ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
         self._engine_tls = ClientTls.from_settings(
             "--engine-", config.engine_ca, config.engine_cert, config.engine_key
@@ -161,6 +167,8 @@ class FrontendServer:
         self._adapters_task = self._engine_task = None
         if self._client is not None:
             await self._client.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _start_grpc(self) -> None:
         config = self.config

@@ -18,6 +18,7 @@ from pagewire.errors import (
     UnavailableError,
 )
 from pagewire.outputs import FinishReason, RequestTimes
+from pagewire.tracing import TraceSpan, Tracing
 from pagewire_frontend.access import Access
 from pagewire_frontend.adapters import AdapterDirectory
 from pagewire_frontend.config import FrontendConfig
@@ -28,6 +29,7 @@ from pagewire_frontend.generation_types import GenerationRequest, GenerationUpda
 from pagewire_frontend.metrics import FrontendMetrics
 from pagewire_frontend.pooling import PooledPrompt, PoolingRequest, pool
 from pagewire_frontend.running_generation import RunningGeneration
+from pagewire_frontend.tracing import begin_generation, end_generation, kind_of, phase, within
 from pagewire_frontend.worker_metrics import with_siblings
 from pagewire_frontend.workers import Worker
 
@@ -74,6 +76,7 @@ class MeteredGeneration:
         "_num_tokens",
         "_reasons",
         "_running",
+        "_span",
         "_started_at",
         "_times",
         "prompt_token_ids",
@@ -87,6 +90,7 @@ class MeteredGeneration:
         metrics: FrontendMetrics,
         field_names: Mapping[str, str],
         logged_tenant: str | None = None,
+        span: TraceSpan | None = None,
     ) -> None:
         """
         Args:
@@ -95,7 +99,9 @@ class MeteredGeneration:
             metrics: where it is counted.
             field_names: what the client calls the fields that errors name.
             logged_tenant: whose it is, for a line in the log at its end; None: no such line.
+            span: of a trace; it ends with the request.
         """
+        self._span = span
         self._logged_tenant = logged_tenant
         self.request_id = running.request_id
         self.prompt_token_ids = running.prompt_token_ids
@@ -178,6 +184,8 @@ class MeteredGeneration:
         usage = self.usage()
         if self._logged_tenant is not None:
             _log_end(self.request_id, self._logged_tenant, usage, self._reasons, failure)
+        if self._span is not None:
+            end_generation(self._span, usage, self._reasons, failure)
         metrics.prompt(usage.prompt_tokens, usage.times.cached_tokens)
         for reason in set(self._reasons):
             metrics.sequences_finished(reason, self._reasons.count(reason))
@@ -276,13 +284,19 @@ def _pooled_usage(pooled: Sequence[PooledPrompt], total_s: float) -> Usage:
 
 
 class Serving:
-    """The engine as the APIs see it: absent at first, then there, and maybe away for a while."""
+    """The engine as the APIs see it: absent at first, then there, and maybe away for a while.
+
+    Attributes:
+        tracing: makes spans of requests; None: nobody asked for traces. Set before the APIs are
+            made.
+    """
 
     def __init__(self, config: FrontendConfig, worker: Worker | None = None) -> None:
         self.config = config
         self._worker = worker
         self.access = Access(config)
         self.metrics = FrontendMetrics()
+        self.tracing: Tracing | None = None
         self.stopping = False
         self._generation: Generation | None = None
         self._scraped_at = -_SCRAPE_INTERVAL_S
@@ -392,12 +406,17 @@ class Serving:
             PagewireError: it was refused.
         """
         started_at = time.monotonic()
+        span = begin_generation(request)
         try:
             self._check_priority(request.priority)
-            with renaming(field_names):
+            with renaming(field_names), within(span):
                 running = await self.generation.start(request)
-        except PagewireError as error:
-            self.metrics.request_failed(error.code)
+        except BaseException as error:
+            if isinstance(error, PagewireError):
+                self.metrics.request_failed(error.code)
+            if span is not None:
+                span.fail(kind_of(error))
+                span.end()
             raise
         return MeteredGeneration(
             running,
@@ -405,6 +424,7 @@ class Serving:
             self.metrics,
             field_names,
             request.tenant if self.config.log_requests else None,
+            span,
         )
 
     async def pool(
@@ -425,7 +445,7 @@ class Serving:
         pooled: list[PooledPrompt] = []
         try:
             self._check_priority(request.priority)
-            with renaming(field_names):
+            with renaming(field_names), phase("pool"):
                 pooled = await pool(self.generation, request)
             failure = None
         except PagewireError as error:

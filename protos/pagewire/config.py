@@ -18,6 +18,7 @@ from pydantic import (
 
 from pagewire.logs import LogFormat
 from pagewire.lora import LoraModule
+from pagewire.settings import check_url
 
 # What one step computes at most, unless told otherwise, by kind of device.
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
@@ -223,6 +224,16 @@ class EngineConfig(BaseModel):
     log_format: LogFormat = Field(
         default="text", description="Lines for people, or one JSON object a line."
     )
+    otlp_traces_endpoint: str | None = Field(
+        default=None,
+        description="URL of the collector that OpenTelemetry traces are sent to by OTLP, such as "
+        "http://localhost:4317 (gRPC; the extra `otel`). No text is ever in them. Default: none.",
+    )
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _check_otlp_traces_endpoint(cls, value: str | None) -> str | None:
+        return check_url(value)
 
     @field_validator("lora_modules", mode="before")
     @classmethod

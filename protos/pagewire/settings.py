@@ -111,6 +111,18 @@ def check_host_port(value: str) -> str:
     return value
 
 
+def check_url(value: str | None) -> str | None:
+    """For validators: `value` if it is none, or the URL of a server, such as http://localhost:4317.
+
+    Raises:
+        ValueError: it is not.
+    """
+    scheme, _, rest = (value or "").partition("://")
+    if value is not None and (scheme not in ("http", "https") or not rest.split("/", 1)[0]):
+        raise ValueError("must be a URL, such as http://localhost:4317")
+    return value
+
+
 def check_logins(value: SecretStr | None) -> SecretStr | None:
     """For validators: `value` if it is USER:PASSWORD, or several of them separated by commas.
 

@@ -25,6 +25,7 @@ from pagewire_engine.adapters.service import load_from_settings
 from pagewire_engine.build import BuiltEngine, assemble_engine
 from pagewire_engine.service import EngineServer
 from pagewire_engine.step import StepPlan
+from tests.fakes.fake_engine_client import byte_tokenizer, tokenizer_files
 from tests.fakes.fake_executor import FakeExecutor
 from tests.fakes.ports import free_port
 
@@ -119,8 +120,8 @@ class FakeEngineProcess:
 
     Args:
         config: as for EngineConfig; the port is chosen here.
-        knobs: `num_blocks`, `block_size`, `step_time_s`, `pools`, and `poison`: a prompt token
-            whose prefill kills the process.
+        knobs: `num_blocks`, `block_size`, `step_time_s`, `pools`; `tokenizer`: with texts for its
+            ids; and `poison`: a prompt token whose prefill kills the process.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, **knobs: Any) -> None:
@@ -187,6 +188,10 @@ def main() -> None:
     parser.add_argument("knobs", type=json.loads)
     arguments = parser.parse_args()
     poison = arguments.knobs.pop("poison", None)
+    if arguments.knobs.pop("tokenizer", False):
+        arguments.knobs["tokenizer_files"] = tokenizer_files(
+            tokenizer=byte_tokenizer(num_words=VOCAB_SIZE - 256 - 3)
+        )
 
     def die_of_poison(plan: StepPlan) -> None:
         if any(poison in new.prompt_token_ids for new in plan.new_sequences):

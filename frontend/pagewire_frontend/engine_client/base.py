@@ -9,6 +9,7 @@ from typing import Protocol
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
 from pagewire.pooling import PoolingInfo, PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
+from pagewire.tracing import TraceHeaders
 from pagewire.v1 import engine_pb2
 
 
@@ -95,6 +96,7 @@ class EngineRequest:
         whole: the stream is read for its end alone. An engine in this process then wakes the reader
             once; over the wires tokens come as ever.
         pooling: the answer is a vector; then `sampling_params` says nothing.
+        trace_headers: of the trace that it belongs to, if it belongs to one.
     """
 
     request_id: str
@@ -107,6 +109,7 @@ class EngineRequest:
     past: tuple[PastSequence, ...] = ()
     whole: bool = False
     pooling: PoolingParams | None = None
+    trace_headers: TraceHeaders = ()
 
 
 class TokenStream(Protocol):

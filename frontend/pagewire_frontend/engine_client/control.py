@@ -146,7 +146,8 @@ class ControlChannel:
                 finish_reason=int(record.finish_reason or 0),
                 cumulative_logprob=record.cumulative_logprob,
             )
-        return await _typed(self._stub.Submit(message, timeout=SUBMIT_TIMEOUT_S))
+        metadata = request.trace_headers or None
+        return await _typed(self._stub.Submit(message, timeout=SUBMIT_TIMEOUT_S, metadata=metadata))
 
     async def load_adapter(
         self, request: engine_pb2.LoadAdapterRequest, *, timeout_s: float = LOAD_TIMEOUT_S

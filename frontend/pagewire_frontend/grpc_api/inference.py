@@ -33,6 +33,7 @@ from pagewire_frontend.grpc_api.streams import ResponseStream
 from pagewire_frontend.request_ids import check_request_id
 from pagewire_frontend.serving import Serving
 from pagewire_frontend.tokenizer import Tokenizer
+from pagewire_frontend.tracing import phase
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -278,7 +279,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
                 **requests.template_arguments(request.template_params),
             )
 
-        with renaming(_CHAT_FIELDS):
+        with renaming(_CHAT_FIELDS), phase("render_chat"):
             if request.ByteSize() > LONG_TEXT:
                 return await asyncio.to_thread(render)
             return render()

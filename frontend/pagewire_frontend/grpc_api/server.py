@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,6 +19,7 @@ from pagewire.v1 import (
 from pagewire_frontend.grpc_api.access import AccessInterceptor
 from pagewire_frontend.grpc_api.inference import InferenceServicer
 from pagewire_frontend.grpc_api.operations import AdaptersServicer, ObservabilityServicer
+from pagewire_frontend.grpc_api.tracing import TracingInterceptor
 from pagewire_frontend.serving import Serving
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -55,8 +57,11 @@ class GrpcServer:
 
     def __init__(self, serving: Serving, *, share_port: bool = False) -> None:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # behind an `if`
+        interceptors: list[Any] = [AccessInterceptor(serving.access)]
+        if serving.tracing is not None:
+            interceptors.append(TracingInterceptor(serving.tracing))
         self._server = grpc.aio.server(
-            interceptors=[AccessInterceptor(serving.access)],
+            interceptors=interceptors,
             options=_options(serving.config.max_request_bytes, share_port=share_port),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(serving), self._server)

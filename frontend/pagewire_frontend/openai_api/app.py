@@ -33,6 +33,7 @@ from pagewire_frontend.openai_api.requests import (
 from pagewire_frontend.openai_api.response_input import ResponsesBody
 from pagewire_frontend.openai_api.response_store import ResponseStore
 from pagewire_frontend.openai_api.responses import ResponsesApi
+from pagewire_frontend.openai_api.tracing import TracingMiddleware
 from pagewire_frontend.openai_api.vector_bodies import (
     ClassifyBody,
     EmbeddingBody,
@@ -170,6 +171,9 @@ def _protected(app: ASGIApp, serving: Serving) -> ASGIApp:
     """The application behind its middleware, the outermost last."""
     config = serving.config
     app = BodyLimitMiddleware(app, config.max_request_bytes)
+    if serving.tracing is not None:
+        # Inside: who has no key fills no collector.
+        app = TracingMiddleware(app, serving.tracing)
     app = AccessMiddleware(app, serving.access, open_metrics=config.open_metrics)
     app = RequestIdMiddleware(app)
     if config.cors_origin:

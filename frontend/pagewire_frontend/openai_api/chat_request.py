@@ -11,6 +11,7 @@ from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.openai_api.requests import ChatBody
 from pagewire_frontend.serving import Serving
 from pagewire_frontend.tool_choice import tool_use
+from pagewire_frontend.tracing import phase
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
 _LONG_BODY = 20_000
@@ -39,10 +40,11 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": bool(body.continue_final_message),
     }
-    if len(await request.body()) > _LONG_BODY:
-        rendered = await asyncio.to_thread(generation.render_chat, body.messages, **arguments)
-    else:
-        rendered = generation.render_chat(body.messages, **arguments)
+    with phase("render_chat"):
+        if len(await request.body()) > _LONG_BODY:
+            rendered = await asyncio.to_thread(generation.render_chat, body.messages, **arguments)
+        else:
+            rendered = generation.render_chat(body.messages, **arguments)
     return GenerationRequest(
         request_id=request.state.request_id,
         model=generation.model_name,

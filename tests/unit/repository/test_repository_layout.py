@@ -62,7 +62,11 @@ def test_the_engines_readme_names_every_module() -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("pagewire_frontend.server", {"torch", "transformers", "gradio", "pagewire_engine"}),
+        (
+            "pagewire_frontend.server",
+            {"torch", "transformers", "gradio", "pagewire_engine", "opentelemetry.sdk"},
+        ),
+        ("pagewire_engine.service", {"opentelemetry.sdk"}),
         ("pagewire_frontend.serve", {"torch", "transformers", "gradio", "pagewire_engine"}),
         ("pagewire_frontend.frontend_cli", {"torch", "gradio", "grpc", "fastapi"}),
         ("pagewire_frontend.cli", {"torch", "gradio", "grpc", "pydantic"}),

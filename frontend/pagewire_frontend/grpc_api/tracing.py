@@ -1,0 +1,99 @@
+"""An interceptor that makes a span of each of pagewire's calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from pagewire.tracing import TraceSpan, Tracing
+from pagewire_frontend.tracing import kind_of, set_current
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+if TYPE_CHECKING:  # generic in the stubs alone
+    from collections.abc import Iterator
+
+    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
+    Handler = grpc.RpcMethodHandler[Any, Any]
+else:
+    _ServerInterceptor = grpc.aio.ServerInterceptor
+
+_TRACED = "/pagewire."
+
+
+class TracingInterceptor(_ServerInterceptor):
+    """Goes on with the trace of the call's `traceparent`, or begins one.
+
+    Args:
+        tracing: makes the spans.
+    """
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(_TRACED):
+            return handler
+        name = handler_call_details.method.lstrip("/")
+        inner: Any = handler.unary_unary or handler.unary_stream
+        assert inner is not None, "pagewire's calls take one message"
+
+        async def call(request: Any, context: Context) -> Any:
+            with self._span(name, context):
+                return await inner(request, context)
+
+        async def generate(request: Any, context: Context) -> Any:
+            with self._span(name, context):
+                async for response in inner(request, context):
+                    yield response
+
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return make(
+            generate if inspect.isasyncgenfunction(inner) else call,
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    @contextmanager
+    def _span(self, name: str, context: Context) -> Iterator[TraceSpan]:
+        service, _, method = name.partition("/")
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
+        span = self._tracing.request_span(name, context.invocation_metadata() or (), attributes)
+        # Of this call's task, which ends with the call.
+        set_current(span)
+        code = 0
+        try:
+            yield span
+        except grpc.aio.AbortError:
+            code = _number(context.code())
+            span.fail(grpc.StatusCode.UNKNOWN.name if not code else _names()[code])
+            raise
+        except BaseException as error:
+            code = grpc.StatusCode.CANCELLED.value[0]
+            span.fail(kind_of(error))
+            raise
+        finally:
+            span.set({"rpc.grpc.status_code": code})
+            span.end()
+
+
+def _number(code: Any) -> int:
+    """A status code as gRPC's core has it, or as an enum."""
+    return int(code.value[0]) if isinstance(code, grpc.StatusCode) else int(code or 0)
+
+
+def _names() -> dict[int, str]:
+    return {code.value[0]: code.name.lower() for code in grpc.StatusCode}
