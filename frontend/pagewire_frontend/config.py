@@ -179,6 +179,13 @@ class FrontendConfig(BaseModel):
         description="Seconds in which an HTTP request must have come, and one more for each 10 kB "
         "of its body; slower clients are cut off.",
     )
+    slow_client_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds that a client may leave its answer unread before it is cut off, over "
+        "gRPC by RESOURCE_EXHAUSTED, over HTTP by the end of the connection; its requests are "
+        "aborted.",
+    )
     failover_timeout_s: float = Field(
         default=120.0,
         gt=0,

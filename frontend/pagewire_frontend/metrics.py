@@ -73,6 +73,9 @@ class FrontendMetrics:
         self._failure = self._counter(
             "request_failure", "Requests refused or failed, by gRPC status code.", ["code"]
         )
+        self._slow_clients = self._counter(
+            "slow_clients_cut_off", "Streams ended because their client did not read.", ["api"]
+        )
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests.")
         self._generation_tokens = self._counter("generation_tokens", "Produced tokens.")
         self._cached_tokens = self._counter(
@@ -140,6 +143,10 @@ class FrontendMetrics:
 
     def request_failed(self, code: ErrorCode) -> None:
         self._failure.labels(code.name).inc()
+
+    def slow_client_cut_off(self, api: str) -> None:
+        """A client of `grpc` or `http` did not read."""
+        self._slow_clients.labels(api).inc()
 
     def sequences_finished(self, reason: FinishReason, count: int) -> None:
         self._success.labels(reason.name.lower()).inc(count)

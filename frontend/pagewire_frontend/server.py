@@ -115,7 +115,13 @@ class FrontendServer:
                 config.host, config.http_port, "--http-port", share=self._worker is not None
             )
             self.http_port = int(sockets[0].getsockname()[1])
-            self._http = _HttpServer(create_app(self._serving), config, sockets, self._tls)
+            self._http = _HttpServer(
+                create_app(self._serving),
+                config,
+                sockets,
+                self._tls,
+                on_cut_off=lambda: self._serving.metrics.slow_client_cut_off("http"),
+            )
             await self._http.start()
             if self._worker is not None:
                 opened = listen_locally(self._worker.socket_path)
@@ -275,6 +281,7 @@ class _HttpServer:
         config: FrontendConfig,
         sockets: list[socket.socket],
         tls: ServerTls | None,
+        on_cut_off: Callable[[], None] = lambda: None,
     ) -> None:
         self._sockets = sockets
         server = uvicorn.Config(
@@ -286,7 +293,7 @@ class _HttpServer:
             access_log=config.log_level == "debug",
             server_header=False,
             timeout_keep_alive=75,
-            http=_protocol(config.request_read_timeout_s),
+            http=_protocol(config, on_cut_off),
         )
         server.load()
         if tls is not None:
@@ -314,9 +321,13 @@ class _HttpServer:
         close_all(self._sockets)
 
 
-def _protocol(timeout_s: float) -> type[BoundedHttpProtocol]:
+def _protocol(
+    config: FrontendConfig, told_cut_off: Callable[[], None]
+) -> type[BoundedHttpProtocol]:
     class Protocol(BoundedHttpProtocol):
-        read_timeout_s = timeout_s
+        read_timeout_s = config.request_read_timeout_s
+        write_timeout_s = config.slow_client_timeout_s
+        on_cut_off = staticmethod(told_cut_off)
 
     return Protocol
 

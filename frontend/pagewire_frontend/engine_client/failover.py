@@ -15,7 +15,12 @@ from typing import Any
 import zmq
 
 from pagewire.delta_frames import FrameCounts
-from pagewire.errors import InternalError, PagewireError, UnavailableError
+from pagewire.errors import (
+    InternalError,
+    PagewireError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from pagewire.outputs import FinishReason
 from pagewire.tls import ClientTls
 from pagewire_frontend.engine_client.adapter_restoring import RememberedAdapters
@@ -424,7 +429,8 @@ class EngineLink:
             if live.placed and live not in self._resubmitting:
                 self._send_for(live)
             return
-        if isinstance(error, InternalError) and live.session is not None:
+        ended_here = isinstance(error, InternalError | ResourceExhaustedError)
+        if ended_here and live.session is not None:
             self._spawn(self._tell_abort(live.session, live, None, FinishReason.ABORT))
         live.mailbox.fail(error)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from pagewire_frontend.engine_client.base import EngineRequest
-from pagewire_frontend.engine_client.mailbox import Mailbox
+from pagewire_frontend.engine_client.mailbox import MAX_BACKLOG_BYTES, Mailbox
 from pagewire_frontend.engine_client.session import WireSession
 
 
@@ -46,7 +46,13 @@ class LiveRequest:
         params = request.sampling_params
         # A beam search can't go on from its results: elsewhere it starts over.
         whole = params.beam_search is not None
-        self.mailbox = Mailbox(params.n, lambda: on_end(self), whole=whole, past=request.past)
+        self.mailbox = Mailbox(
+            params.n,
+            lambda: on_end(self),
+            whole=whole,
+            past=request.past,
+            max_backlog_bytes=MAX_BACKLOG_BYTES,
+        )
         self.seed = request.sampling_params.seed
         self.adapter_version = request.adapter_version
         self.placed = False

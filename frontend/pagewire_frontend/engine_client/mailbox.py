@@ -7,11 +7,24 @@ consumer cancelled in the middle of waiting loses nothing.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from pagewire.errors import PagewireError
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes
 from pagewire_frontend.engine_client.base import PastSequence, TokenDelta
+
+# What may wait for a consumer that takes nothing, and for how long more may come then. Its client
+# does not read; a consumer that does takes all of it within moments.
+MAX_BACKLOG_BYTES = 64 << 20
+BACKLOG_GRACE_S = 1.0
+# As measured: a token in a list, and a TokenLogprob with its numbers.
+_TOKEN_BYTES = 36
+_LOGPROB_BYTES = 160
+
+
+class BacklogError(Exception):
+    """The consumer does not take what has come, and it is too much to keep."""
 
 
 class MissingTokensError(Exception):
@@ -38,7 +51,7 @@ class SequenceRecord:
 class Mailbox:
     """Collects deltas from the wire and hands them to one consumer. One event loop owns it.
 
-    Memory is bounded by what the request may produce.
+    Memory is bounded by what the request may produce, and by `max_backlog_bytes`.
 
     Args:
         num_sequences: n of the request.
@@ -46,6 +59,7 @@ class Mailbox:
         whole: keep everything from the consumer until the end, so that the request can be started
             over elsewhere at any time before.
         past: what the sequences had produced before, which the consumer knows.
+        max_backlog_bytes: what may wait for a consumer that takes nothing; None: anything.
 
     Attributes:
         sequences: what has come, by index.
@@ -61,8 +75,12 @@ class Mailbox:
         *,
         whole: bool = False,
         past: Sequence[PastSequence] = (),
+        max_backlog_bytes: int | None = None,
     ) -> None:
         self._past = past
+        self._max_backlog_bytes = None if whole else max_backlog_bytes
+        self._backlog_bytes = 0
+        self._too_much_since = float("inf")
         self.sequences = _records(num_sequences, past)
         self.error: PagewireError | None = None
         self.num_tokens = 0
@@ -98,6 +116,7 @@ class Mailbox:
 
         Raises:
             MissingTokensError: tokens before `start` have not come.
+            BacklogError: nothing is taken, and too much waits.
         """
         record = self.sequences[index]
         if record.finish_reason is not None or self.error is not None:
@@ -117,6 +136,18 @@ class Mailbox:
         if logprobs:
             delta.logprobs += logprobs
             record.cumulative_logprob += sum(position.token.logprob for position in logprobs)
+        if self._max_backlog_bytes is not None:
+            self._weigh(self._max_backlog_bytes, len(token_ids), logprobs)
+
+    def _weigh(self, limit: int, num_tokens: int, logprobs: Sequence[PositionLogprobs]) -> None:
+        self._backlog_bytes += _TOKEN_BYTES * num_tokens
+        if logprobs:
+            self._backlog_bytes += _LOGPROB_BYTES * len(logprobs) * (1 + len(logprobs[0].top))
+        if self._backlog_bytes > limit:
+            now = time.monotonic()
+            self._too_much_since = min(self._too_much_since, now)
+            if now - self._too_much_since > BACKLOG_GRACE_S:
+                raise BacklogError(f"{self._backlog_bytes >> 20} MiB")
 
     def add_start(self, index: int, times: RequestTimes) -> None:
         """Takes what is told with the request's first token, just after that was taken."""
@@ -231,6 +262,8 @@ class Mailbox:
             finally:
                 self._waiter = None
         pending, self._pending = self._pending, {}
+        self._backlog_bytes = 0
+        self._too_much_since = float("inf")
         return list(pending.values())
 
     def _close_one(self) -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import zmq
 
 from pagewire.delta_frames import DamagedFrameError, Dropped, FrameCounts, seal, unseal
-from pagewire.errors import InternalError, PagewireError, error_from_code
+from pagewire.errors import InternalError, PagewireError, ResourceExhaustedError, error_from_code
 from pagewire.limited_log import LimitedLog
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.v1 import engine_pb2, sampling_pb2, token_deltas_pb2
 from pagewire_frontend.engine_client.control import TransportError
 from pagewire_frontend.engine_client.frame_order import FrameOrder, Verdict
-from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
+from pagewire_frontend.engine_client.mailbox import BacklogError, Mailbox, MissingTokensError
 from pagewire_frontend.engine_client.wakeups import Wakeups
 
 logger = logging.getLogger(__name__)
@@ -384,6 +384,8 @@ def deliver(
                     mailbox.add_tokens(sequence, start, run)
             except (MissingTokensError, IndexError) as error:
                 on_failure(number, InternalError(f"the delta wire lost tokens: {error}"))
+            except BacklogError as error:
+                on_failure(number, _unread(error))
         offset += count
     for started in deltas.started:
         mailbox = streams.get(started.stream)
@@ -423,6 +425,13 @@ def _finish(
         cumulative_logprob=end.cumulative_logprob,
         times=_times(end.times),
         vector=vector,
+    )
+
+
+def _unread(error: BacklogError) -> PagewireError:
+    return ResourceExhaustedError(
+        f"the client does not read its answer, of which {error} wait for it; read as messages "
+        "come, or ask for fewer log probabilities"
     )
 
 

@@ -118,7 +118,11 @@ async def abort(
     asks = request.DESCRIPTOR.fields_by_name
     beam_search = "beam_search" in asks and request.HasField("beam_search")
     status = rpc_status.to_status(to_status(error, beam_search=beam_search))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    try:
+        await context.abort(status.code, status.details, status.trailing_metadata)
+    except grpc.aio.InternalError:
+        # The client left before it had read all that came before.
+        raise grpc.aio.AbortError("the client has left") from None
 
 
 def answers_errors(handler: HandlerT) -> HandlerT:

@@ -30,6 +30,7 @@ from pagewire_frontend.grpc_api.responses import (
     prompt_position,
 )
 from pagewire_frontend.grpc_api.streams import ResponseStream
+from pagewire_frontend.grpc_api.write_guard import WriteGuard
 from pagewire_frontend.request_ids import check_request_id
 from pagewire_frontend.serving import Serving
 from pagewire_frontend.tokenizer import Tokenizer
@@ -57,7 +58,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             request_id=generation_request.request_id, model=generation_request.model
         )
         async with self._serving.run(generation_request) as generation:
-            await ResponseStream(context, response).write_all(generation)
+            guard = WriteGuard(context, self._serving)
+            await ResponseStream(guard, response).write_all(generation)
 
     @answers_errors
     @fits_clients("call Generate, which streams it in parts")
@@ -86,7 +88,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             request_id=generation_request.request_id, model=generation_request.model
         )
         async with self._serving.run(generation_request, _CHAT_FIELDS) as generation:
-            await ResponseStream(context, response).write_all(generation)
+            guard = WriteGuard(context, self._serving)
+            await ResponseStream(guard, response).write_all(generation)
 
     @answers_errors
     @fits_clients("call Chat, which streams it in parts")
@@ -207,8 +210,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     @answers_errors
     async def EmbedStream(self, request: inference_pb2.EmbedRequest, context: Context) -> None:
-        async for part in vectors.embed_in_parts(self._serving, request, self._tenant(context)):
-            await context.write(part)
+        async with WriteGuard(context, self._serving) as guard:
+            async for part in vectors.embed_in_parts(self._serving, request, self._tenant(context)):
+                await guard.write(part)
 
     @answers_errors
     @fits_clients("send fewer texts")

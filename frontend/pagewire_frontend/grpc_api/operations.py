@@ -11,6 +11,7 @@ import grpc
 from pagewire.errors import FailedPreconditionError, ResourceExhaustedError
 from pagewire.v1 import engine_pb2, operations_pb2_grpc
 from pagewire_frontend.grpc_api.errors import answers_errors
+from pagewire_frontend.grpc_api.write_guard import WriteGuard
 from pagewire_frontend.serving import Serving
 
 # Someone at a screen needs no more.
@@ -86,7 +87,7 @@ class ObservabilityServicer(
         watching = self._serving.generation.client.watch_stats(
             interval_ms, with_window=request.with_window
         )
-        async with aclosing(watching):
+        async with WriteGuard(context, self._serving) as guard, aclosing(watching):
             async for stats in watching:
                 names.replace(stats.window)
                 stats.adapters.ClearField("running")
@@ -99,7 +100,7 @@ class ObservabilityServicer(
                         sum=first_token.sum,
                     )
                 )
-                await context.write(stats)
+                await guard.write(stats)
                 if self._serving.stopping:
                     return
 

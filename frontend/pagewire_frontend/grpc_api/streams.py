@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-import grpc
-
 from pagewire.v1 import inference_pb2
 from pagewire_frontend.generation_types import TextDelta
 from pagewire_frontend.grpc_api.responses import (
@@ -19,37 +17,45 @@ from pagewire_frontend.grpc_api.responses import (
     position_text,
     prompt_position,
 )
+from pagewire_frontend.grpc_api.write_guard import WriteGuard
 from pagewire_frontend.serving import MeteredGeneration
 
 # At most, in UTF-8 and as a varint.
 _BYTES_PER_CHARACTER = 4
 _BYTES_PER_ID = 5
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class ResponseStream:
     """Writes one call's responses.
 
     Args:
-        context: of the call.
+        guard: writes the call's messages.
         response: with request_id and model set; it is refilled for each write.
     """
 
-    __slots__ = ("_is_chat", "_outputs", "_response", "_write")
+    __slots__ = ("_guard", "_is_chat", "_outputs", "_response", "_write")
 
     def __init__(
         self,
-        context: Context,
+        guard: WriteGuard,
         response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse,
     ) -> None:
         self._is_chat = isinstance(response, inference_pb2.ChatResponse)
         self._response: Any = cast(Any, response)
         self._outputs = self._response.choices if self._is_chat else self._response.outputs
-        self._write = context.write
+        self._guard = guard
+        self._write = guard.write
 
     async def write_all(self, generation: MeteredGeneration) -> None:
-        """Reads the generation to its end. Prompt logprobs go first, usage comes last."""
+        """Reads the generation to its end. Prompt logprobs go first, usage comes last.
+
+        Raises:
+            ResourceExhaustedError: the client does not read.
+        """
+        async with self._guard:
+            await self._write_all(generation)
+
+    async def _write_all(self, generation: MeteredGeneration) -> None:
         response, outputs = self._response, self._outputs
         has_usage = False
         async for update in generation:
@@ -78,7 +84,6 @@ class ResponseStream:
                 fill_usage(response.usage, generation.usage())
                 has_usage = True
             if outputs or has_usage:
-                # `write` serialises before it first yields to the loop: the message is ours again.
                 await self._write(response)
                 del outputs[:]
         if not has_usage:

@@ -1,18 +1,23 @@
-"""HTTP connections that can't be held open, or filled, by a request that never ends.
+"""HTTP connections that can't be held open, or filled, by a request that never ends, nor by a
+client that does not read its answer.
 
 uvicorn's httptools protocol bounds neither the bytes of a request's head and of a chunked body's
-trailers nor the time in which a request must come.
+trailers nor the time in which a request must come, nor that in which an answer must be taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pagewire_frontend.openai_api.errors import error_body
+
+logger = logging.getLogger(__name__)
 
 # Also of what stands around a body: its trailers, and the extensions of one chunk.
 MAX_HEAD_BYTES = 64 << 10
@@ -25,14 +30,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     Attributes:
         read_timeout_s: for a request's head, and for its body besides what its length allows for.
-            Set on a subclass, since uvicorn makes the instances.
+            Set on a subclass, since uvicorn makes the instances; and so for the others.
+        write_timeout_s: for the client to take so much of what waits for it in the transport's
+            buffer (64 KiB) that more is written.
+        on_cut_off: called when a client was cut off for not reading.
     """
 
     read_timeout_s = 30.0
+    write_timeout_s = 60.0
+    on_cut_off: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._reading_head = True
         # Since the parser last left a head, trailers or the line before a chunk behind.
@@ -47,7 +58,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.write_timeout_s, self._cut_off)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
@@ -103,6 +124,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _cut_off(self) -> None:
+        """Not `close`, which would wait until the client has read what is buffered."""
+        self._write_timer = None
+        logger.warning(
+            "an HTTP client left its answer unread for %g s: it is cut off", self.write_timeout_s
+        )
+        self.on_cut_off()
+        self.transport.abort()
 
     def _on_timer(self) -> None:
         self._timer = None

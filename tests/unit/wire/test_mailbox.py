@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from pagewire.errors import InternalError
-from pagewire.outputs import FinishReason
-from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
+from pagewire.outputs import FinishReason, PositionLogprobs, TokenLogprob
+from pagewire_frontend.engine_client import mailbox as mailbox_module
+from pagewire_frontend.engine_client.mailbox import (
+    BACKLOG_GRACE_S,
+    BacklogError,
+    Mailbox,
+    MissingTokensError,
+)
 
 
 def mailbox(n: int = 1) -> Mailbox:
@@ -76,3 +83,58 @@ async def test_a_finished_sequence_delivers_nothing_more() -> None:
     assert ended == [True]
     assert (await box.take())[0].finish_reason is FinishReason.LENGTH
     assert await box.take() == []
+
+
+def limited(**settings: Any) -> Mailbox:
+    return Mailbox(1, on_end=lambda: None, max_backlog_bytes=1000, **settings)
+
+
+async def test_a_consumer_that_takes_nothing_is_given_up_when_too_much_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(mailbox_module.time, "monotonic", lambda: now)
+    box = limited()
+    box.add_tokens(0, 0, [1] * 1000)
+    now += BACKLOG_GRACE_S / 2
+    box.add_tokens(0, 1000, [2])
+    now += BACKLOG_GRACE_S
+    with pytest.raises(BacklogError):
+        box.add_tokens(0, 1001, [3])
+    # What has come is told, before whatever error is made of it.
+    (delta,) = await box.take()
+    assert len(delta.token_ids) == 1002
+
+
+async def test_a_consumer_that_takes_now_and_then_may_be_sent_any_amount(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(mailbox_module.time, "monotonic", lambda: now)
+    box = limited()
+    for start in range(0, 10_000, 1000):
+        box.add_tokens(0, start, [1] * 1000)
+        now += 10 * BACKLOG_GRACE_S
+        await box.take()
+
+
+def test_log_probabilities_weigh_more_than_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(mailbox_module.time, "monotonic", lambda: now)
+    position = PositionLogprobs(TokenLogprob(1, -0.5, 1), [TokenLogprob(1, -0.5, 1)] * 20)
+    box = limited()
+    box.add_tokens(0, 0, [1], [position])
+    now += 2 * BACKLOG_GRACE_S
+    with pytest.raises(BacklogError):
+        box.add_tokens(0, 1, [1], [position])
+
+
+def test_what_is_held_back_until_the_end_has_no_such_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(mailbox_module.time, "monotonic", lambda: now)
+    box = limited(whole=True)
+    for start in range(0, 10_000, 1000):
+        box.add_tokens(0, start, [1] * 1000)
+        now += 10 * BACKLOG_GRACE_S
