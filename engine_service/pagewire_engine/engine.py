@@ -20,6 +20,7 @@ from pagewire.errors import (
     InternalError,
     InvalidArgumentError,
     PagewireError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from pagewire.outputs import FinishReason
@@ -272,6 +273,11 @@ class Engine:
             return schedule, self._executor.execute(schedule.plan)
         except UnavailableError:
             raise  # the workers are gone, and that is no request's fault
+        except ResourceExhaustedError as no_memory:
+            self._counters.num_steps_out_of_memory += 1
+            logger.warning(
+                "Step %d: %s. Its requests are tried apart.", schedule.plan.step, no_memory.message
+            )
         except Exception:
             logger.exception("Step %d failed; its requests are tried apart.", schedule.plan.step)
         result, faults = execute_apart(self._executor, schedule)
@@ -372,8 +378,10 @@ def _count_step(schedule: Schedule, seconds: float) -> None:
             counted.clock.count_step(seconds)
 
 
-def _failed(error: Exception) -> InternalError:
+def _failed(error: Exception) -> PagewireError:
     """What a client is told of a fault of ours: its kind, but nothing of its inside."""
+    if isinstance(error, ResourceExhaustedError):
+        return error
     return InternalError(
         f"the engine failed on this request ({type(error).__name__}); its log says more"
     )

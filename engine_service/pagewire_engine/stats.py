@@ -24,7 +24,8 @@ class EngineStats:
     `num_swaps` is of the preemptions those that moved blocks to host memory. `num_block_copies`
     counts blocks copied because a sequence was to write where others read, `num_beam_forks` beams
     that went on from another's past, `num_overlapped_steps` steps launched while the one before
-    was under way. `prefix_cache_queries` and `prefix_cache_hits` count prompt
+    was under way, `num_steps_out_of_memory` steps for which the device had no memory, so that they
+    were tried in parts. `prefix_cache_queries` and `prefix_cache_hits` count prompt
     tokens. The `step_*` fields are of the last step; `step_time_s` is in seconds. The histograms
     are of all steps that computed something: `iteration_tokens` of the tokens computed in each,
     `step_time` of its seconds.
@@ -56,6 +57,7 @@ class EngineStats:
     num_block_copies: int = 0
     num_beam_forks: int = 0
     num_overlapped_steps: int = 0
+    num_steps_out_of_memory: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class EngineCounters:
     num_prefill_chunks: int = 0
     num_beam_forks: int = 0
     num_overlapped_steps: int = 0
+    num_steps_out_of_memory: int = 0
     step_prefill_tokens: int = 0
     step_decode_tokens: int = 0
     step_time_s: float = 0.0
@@ -116,4 +119,5 @@ def take_stats(counters: EngineCounters, scheduler: Scheduler) -> EngineStats:
         num_block_copies=scheduler.num_block_copies,
         num_beam_forks=counters.num_beam_forks,
         num_overlapped_steps=counters.num_overlapped_steps,
+        num_steps_out_of_memory=counters.num_steps_out_of_memory,
     )

@@ -123,6 +123,11 @@ def _counters(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
             "Steps launched while the one before was computed.",
             stats.num_overlapped_steps,
         ),
+        (
+            "engine_steps_out_of_memory",
+            "Steps for which the device had no memory, so that they were tried in parts.",
+            stats.num_steps_out_of_memory,
+        ),
         ("engine_requests_finished", "Requests that ended.", stats.num_requests_finished),
         ("engine_requests_failed", "Requests that failed.", stats.num_requests_failed),
     ):

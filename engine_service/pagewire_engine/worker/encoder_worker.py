@@ -16,6 +16,7 @@ from pagewire_engine.models.base import Encoder, EncoderInputs
 from pagewire_engine.startup_times import StartupTimes
 from pagewire_engine.step import NewSequence, StepPlan, StepResult, WorkerInfo
 from pagewire_engine.worker.device import find_device
+from pagewire_engine.worker.exhaustion import telling_exhaustion
 from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.pooler import Pooler
 from pagewire_engine.worker.precision import dtype_name, model_dtype, quantizes
@@ -89,9 +90,13 @@ class EncoderWorker:
         """Computes one step; see Executor.launch."""
         return LandedStep(self.execute(plan))
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step; see Executor.launch for what an exception leaves behind."""
+        with telling_exhaustion(self._device):
+            return self._execute(plan)
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> StepResult:
         if self._kernels.take_built():
             self._model.use_kernels(self._kernels.dense)
         for sequence_id in plan.forgotten:

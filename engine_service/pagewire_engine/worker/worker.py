@@ -27,6 +27,7 @@ from pagewire_engine.worker.cuda_graphs import (
     timed_capture,
 )
 from pagewire_engine.worker.device import find_device
+from pagewire_engine.worker.exhaustion import telling_exhaustion
 from pagewire_engine.worker.kernels import Kernels
 from pagewire_engine.worker.largest_step import largest_step
 from pagewire_engine.worker.memory import (
@@ -145,10 +146,11 @@ class Worker:
             self._runner.use_kernels(self._kernels.attention)
             if self._adapters is not None:
                 self._adapters.use_kernels(self._kernels.dense)
-        if self._adapters is None:
-            return self._runner.launch(plan)
-        with self._adapters.step_lock:
-            return self._runner.launch(plan)
+        with telling_exhaustion(self._device):
+            if self._adapters is None:
+                return self._runner.launch(plan)
+            with self._adapters.step_lock:
+                return self._runner.launch(plan)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
