@@ -370,7 +370,7 @@ async def _first_of(call: Any) -> Any:
 
 async def test_a_watcher_does_not_hold_up_the_end() -> None:
     async with running_frontend(
-        FakeEngineClient(), allow_watch_stats=True, grace_period_s=30.0
+        FakeEngineClient(), allow_watch_stats=True, grace_period_s=300.0
     ) as server:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}")
         watching = operations_pb2_grpc.ObservabilityStub(channel).WatchStats(
@@ -378,7 +378,7 @@ async def test_a_watcher_does_not_hold_up_the_end() -> None:
         )
         await watching.read()
         started = time.monotonic()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 150
     await channel.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from pagewire_engine.engine import Engine
 from pagewire_engine.queues import SchedulerSettings
 from tests.fakes.fake_executor import FreeExecutor
+from tests.fakes.yardstick import seconds_of_a_counted_loop
 from tests.unit.engine.harness import submission
 
 NUM_SEQUENCES = 256
@@ -28,14 +29,6 @@ def costs_less(work: Callable[[], float], yardsticks: float) -> bool:
         if attempt >= 4 and seconds < yardsticks * yardstick:
             return True
     return False
-
-
-def seconds_of_a_counted_loop() -> float:
-    """A yardstick that slows down with the machine: about 20 ms on the one this was written on."""
-    begun = time.thread_time()
-    for _ in range(1_000_000):
-        pass
-    return time.thread_time() - begun
 
 
 @pytest.mark.parametrize("num_tenants", [1, 2])

@@ -13,6 +13,7 @@ from pagewire.errors import InvalidArgumentError
 from pagewire_frontend.detokenizer import StreamDetokenizer, make_detokenizer
 from pagewire_frontend.tokenizer import Tokenizer
 from tests.fakes import small_tokenizers
+from tests.fakes.yardstick import at_most
 
 FAMILIES = {
     "byte level": small_tokenizers.byte_level(),
@@ -236,10 +237,10 @@ def test_endless_bad_bytes_cost_the_same_at_the_end_as_at_the_start() -> None:
     """DecodeStream decodes all it holds back at each step: minutes for these."""
     tokenizer = FAMILIES["byte fallback"]
     bad = byte_ids(tokenizer, b"\xf0") * 50_000
-    started = time.process_time()
+    started = time.thread_time()
     text = "".join(stream(tokenizer, bad))
     assert text == "\ufffd" * 50_000
-    assert time.process_time() - started < 2
+    assert time.thread_time() - started < at_most(4.0)
 
 
 def test_other_tokenizers_go_through_decode_stream() -> None:

@@ -9,6 +9,7 @@ import pytest
 from pagewire_frontend import template_sandbox
 from pagewire_frontend.compiled_template import CompiledTemplate
 from pagewire_frontend.errors import ChatTemplateError
+from tests.fakes.yardstick import at_most
 
 HOSTILE = {
     "nested loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
@@ -87,7 +88,7 @@ def test_rendering_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> N
     started = time.thread_time()
     with pytest.raises(ChatTemplateError):
         CompiledTemplate(source).render({})
-    assert time.thread_time() - started < 2
+    assert time.thread_time() - started < at_most(4.0)  # unbounded they take minutes
 
 
 @pytest.mark.parametrize(

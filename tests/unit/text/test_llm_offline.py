@@ -319,7 +319,8 @@ def test_a_script_that_forgets_its_engine_ends_promptly_and_quietly(
     ended = run_script(script)
     assert ended.stderr == ""
     assert ended.returncode == (3 if "exit" in ending else 0)
-    assert time.time() - float(ended.stdout) < 5
+    # It would be killed by `run_script` otherwise.
+    assert time.time() - float(ended.stdout) < 40
 
 
 def run_script(script: Path) -> subprocess.CompletedProcess[str]:

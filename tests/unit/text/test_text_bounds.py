@@ -14,6 +14,7 @@ from pagewire_frontend.errors import TooManyTokensError
 from pagewire_frontend.text_bounds import TextBound
 from pagewire_frontend.tokenizer import Tokenizer
 from tests.fakes import small_tokenizers
+from tests.fakes.yardstick import at_most
 
 BYTE_LEVEL = small_tokenizers.byte_level()
 BYTE_FALLBACK = small_tokenizers.sentencepiece()
@@ -45,10 +46,10 @@ def test_the_bound_is_never_above_the_tokens_there_are(tokenizer: Tokenizer, tex
 def test_a_text_of_many_megabytes_is_refused_without_being_tokenised(tokenizer: Tokenizer) -> None:
     text = "the longest text. " * 1_000_000
     for encode in (tokenizer.encode, lambda t, **kw: tokenizer.encode_marked(t, (), **kw)):
-        started = time.process_time()
+        started = time.thread_time()
         with pytest.raises(TooManyTokensError) as raised:
             encode(text, max_tokens=1000)
-        assert time.process_time() - started < 1  # half a minute to tokenise it
+        assert time.thread_time() - started < at_most(2.0)  # half a minute to tokenise it
         assert not raised.value.exact
         assert "at least" in str(raised.value)
 
