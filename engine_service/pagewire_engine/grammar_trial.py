@@ -162,7 +162,12 @@ class GrammarTrial:
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answers until the input ends."""
-    from pagewire_engine.grammars import compiled, grammar_text, make_vocabulary
+    from pagewire_engine.grammars import (
+        compiled,
+        grammar_text,
+        make_vocabulary,
+        unique_places,
+    )
 
     given = orjson.loads(requests.readline())
     vocabulary = make_vocabulary(
@@ -179,6 +184,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             constraint = StructuredOutput(**fields)
             grammar = grammar_text(constraint)
             matcher = compiled(constraint, grammar, vocabulary)
+            unique_places(constraint)
             size = max(0, psutil.Process().memory_info().rss - before)
             answer: dict[str, Any] = {"grammar": grammar, "num_bytes": size}
             del matcher

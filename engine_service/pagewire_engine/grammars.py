@@ -15,7 +15,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.structured_output import FIELD, StructuredOutput
-from pagewire_engine.json_schemas import normalised_schema
+from pagewire_engine.json_schemas import Place, normalised_schema, places_of_unique_items
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -57,7 +57,7 @@ def grammar_text(constraint: StructuredOutput) -> str:
     if constraint.json_object:
         return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_JSON_DEFAULTS)
     if constraint.json_schema is not None:
-        schema = normalised_schema(constraint.json_schema)
+        schema = normalised_schema(constraint.json_schema, lenient=constraint.lenient)
         overrides: JsonCompileOptions = {"lenient": True} if constraint.lenient else {}
         try:
             return LLMatcher.grammar_from_json_schema(
@@ -78,6 +78,12 @@ def grammar_text(constraint: StructuredOutput) -> str:
     except Exception as error:  # the converter's own, which has no public base
         raise _wrong(constraint, str(error)) from None
     return LLMatcher.grammar_from_lark(lark)
+
+
+def unique_places(constraint: StructuredOutput) -> Place | None:
+    """Where the items of arrays have to differ, of which the grammar says nothing."""
+    text = constraint.json_schema
+    return None if text is None else places_of_unique_items(text)
 
 
 def compiled(constraint: StructuredOutput, grammar: str, vocabulary: LLTokenizer) -> LLMatcher:

@@ -1,0 +1,425 @@
+"""Arrays whose items have to differ (`uniqueItems`), which no grammar can say.
+
+What has been produced is read as JSON, byte by byte, and a token that would end an item which the
+array has already is taken out of the mask. So is one after which nothing else could follow: where
+the rest of such an item is all that the grammar allows.
+
+Like a matcher this is a function of the sequence's tokens alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagewire_engine.json_schemas.disjoint import value_key
+from pagewire_engine.json_schemas.places import Place
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Bits = npt.NDArray[np.uint32]
+_SPACE = frozenset(b" \t\r\n")
+_QUOTE, _BACKSLASH, _COMMA, _COLON, _BRACKET = b'"\\,:['
+_OPENERS, _CLOSERS = frozenset(b"{["), frozenset(b"}]")
+# How far a dead end is foreseen, in bytes of the item; how many masks a step may take for that;
+# and how many ways on are more than could all be dead ends.
+_MOST_BYTES_AHEAD = 96
+_MOST_FORESEEN = 64
+_MOST_WAYS = 32
+_MOST_ALLOWED = 2048
+
+
+class TokenBytes:
+    """The vocabulary's tokens as bytes, and those that matter here.
+
+    Args:
+        vocabulary: the model's.
+    """
+
+    def __init__(self, vocabulary: LLTokenizer) -> None:
+        size = vocabulary.vocab_size
+        self.of = [
+            b"" if vocabulary.is_special_token(n) else vocabulary.decode_bytes([n])
+            for n in range(size)
+        ]
+        self.by_bytes: dict[bytes, list[int]] = {}
+        for number, text in enumerate(self.of):
+            self.by_bytes.setdefault(text, []).append(number)
+        self.quotes = self._bits_of(n for n, text in enumerate(self.of) if _QUOTE in text)
+        self.closers = self._bits_of(
+            n for n, text in enumerate(self.of) if not _CLOSERS.isdisjoint(text)
+        )
+        # What may end two items, or begin an array and end two of its items.
+        self.several = self._bits_of(
+            n for n, text in enumerate(self.of) if _COMMA in text[1:-1] or text.count(b",") > 1
+        )
+
+    def _bits_of(self, numbers: Iterable[int]) -> Bits:
+        words = np.zeros(-(-len(self.of) // 32), np.uint32)
+        for number in numbers:
+            words[number // 32] |= np.uint32(1 << number % 32)
+        return words
+
+
+class _Frame(NamedTuple):
+    """An array or object that is open.
+
+    Attributes:
+        outer: what it is in.
+        is_array: and not an object.
+        place: where it stands.
+        start: the byte at which it begins.
+        keys: of the items that it has, where they have to differ, for equality.
+        texts: and those items' texts.
+        name: of the member that comes.
+    """
+
+    outer: _Frame | None
+    is_array: bool
+    place: Place
+    start: int
+    keys: frozenset[str] | None = None
+    texts: tuple[bytes, ...] = ()
+    name: str = ""
+
+
+class _Reading(NamedTuple):
+    """How far a text has been read.
+
+    Attributes:
+        frame: the innermost array or object.
+        root: the place of the whole value.
+        start: where the string or plain value begins that is being read.
+        in_string, in_plain: it is in one; `escaped`: after a backslash.
+        awaits_name: the next string is a member's name.
+    """
+
+    frame: _Frame | None
+    root: Place
+    start: int = 0
+    in_string: bool = False
+    in_plain: bool = False
+    escaped: bool = False
+    awaits_name: bool = False
+
+
+class UniqueItems:
+    """Watches one sequence.
+
+    Args:
+        root: the place of the whole value.
+        tokens: the vocabulary's.
+    """
+
+    __slots__ = ("_reading", "_text", "_tokens")
+
+    def __init__(self, root: Place, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self._text = bytearray()
+        self._reading = _Reading(None, root)
+
+    def copy(self) -> UniqueItems:
+        """One like this, for another sequence."""
+        other = UniqueItems(self._reading.root, self._tokens)
+        other._reading, other._text = self._reading, self._text.copy()
+        return other
+
+    def advance(self, token_ids: Iterable[int]) -> None:
+        """The sequence has gone on with these tokens."""
+        for token_id in token_ids:
+            token = self._tokens.of[token_id]
+            reading = self._read(self._reading, b"", token)
+            self._text += token
+            if reading is not None:
+                self._reading = reading
+
+    def restrict(self, bits: Bits, matcher: LLMatcher) -> None:
+        """Takes tokens out of a mask after which items would be the same.
+
+        Args:
+            bits: uint32 [ceil(vocab_size / 32)], what the matcher allows next.
+            matcher: the sequence's, for a look at what would follow; it is not moved.
+        """
+        budget = [_MOST_FORESEEN]
+        # Tokens that differ in white space only lead to the same place.
+        foreseen: dict[tuple[bytes, bool], bool] = {}
+        for token_id, after in self._dangerous(self._reading, b"", bits):
+            stays = after is not None
+            token = self._tokens.of[token_id]
+            if after is not None and self._repeats(after, token):
+                place = (token.strip(), after.in_string)
+                if place not in foreseen:
+                    foreseen[place] = self._can_go_on(after, token, token_id, matcher, budget)
+                stays = foreseen[place]
+            if not stays:
+                bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+
+    # -- what a token does ---------------------------------------------------------------------
+
+    def _dangerous(
+        self, reading: _Reading, ahead: bytes, bits: Bits
+    ) -> Iterator[tuple[int, _Reading | None]]:
+        """The allowed tokens that may end an item or lead to a dead end, and what is read then:
+        None where items would be the same."""
+        for token_id in self._candidates(reading, ahead, bits):
+            token = self._tokens.of[token_id]
+            after = self._read(reading, ahead, token)
+            if after is not None and not self._has_choice(after, ahead + token):
+                after = None
+            yield token_id, after
+
+    def _candidates(self, reading: _Reading, ahead: bytes, bits: Bits) -> list[int]:
+        tokens, frame = self._tokens, reading.frame
+        found = set(_numbers(bits & tokens.several))
+        at_item = frame is not None and frame.keys is not None
+        limited = at_item and frame is not None and frame.place.items is not None
+        watched = [each for each in _frames(frame) if each.keys]
+        if not watched and not limited:
+            return sorted(found)
+        if not reading.in_string or limited:
+            return _numbers(bits)[:_MOST_ALLOWED]
+        if not at_item:
+            found.update(_numbers(bits & tokens.quotes & tokens.closers))
+        elif self._may_repeat(reading, ahead):
+            found.update(_numbers(bits & tokens.quotes))
+        # Tokens that go on as an item does that is there already.
+        for each in watched:
+            so_far = _plain(self._since(self._item_start(reading, each), ahead))
+            for text in each.texts:
+                rest = text[len(so_far) :] if text.startswith(so_far) else b""
+                for length in range(1, min(len(rest), 32) + 1):
+                    for token_id in tokens.by_bytes.get(rest[:length], ()):
+                        if bits[token_id // 32] >> np.uint32(token_id % 32) & 1:
+                            found.add(token_id)
+        return sorted(found)
+
+    def _may_repeat(self, reading: _Reading, ahead: bytes) -> bool:
+        """Whether the string that is being read, an item itself, begins like one that is there."""
+        assert reading.frame is not None
+        try:
+            so_far = json.loads(self._since(reading.start, ahead) + b'"')
+        except ValueError:  # within an escape, or a character
+            return True
+        beginning = json.dumps(so_far)[:-1]
+        return any(key.startswith(beginning) for key in reading.frame.keys or ())
+
+    def _has_choice(self, reading: _Reading, ahead: bytes) -> bool:
+        """Whether a value is left for the item that is begun, of those that it may have."""
+        frame = reading.frame
+        if frame is None or frame.keys is None or frame.place.items is None:
+            return True
+        left = [t for t in frame.place.items if value_key(json.loads(t)) not in frame.keys]
+        if not (reading.in_string or reading.in_plain):
+            last = self._since(reading.start - 1, ahead).rstrip()
+            return bool(left) or last != b","
+        so_far = self._since(reading.start, ahead).decode(errors="ignore")
+        return any(text.startswith(so_far) for text in left)
+
+    def _repeats(self, reading: _Reading, ahead: bytes) -> bool:
+        """Whether an item goes on as one does that is there, and is near its end."""
+        for frame in _frames(reading.frame):
+            if frame.keys:
+                so_far = _plain(self._since(self._item_start(reading, frame), ahead))
+                if reading.in_plain and frame is reading.frame and _key(so_far) in frame.keys:
+                    return True
+                if (
+                    not so_far
+                    and frame is reading.frame
+                    and self._since(reading.start - 1, ahead)[:1] == b","
+                ):
+                    return True
+                if so_far and any(
+                    text.startswith(so_far) and len(text) - len(so_far) < _MOST_BYTES_AHEAD
+                    for text in frame.texts
+                ):
+                    return True
+        return False
+
+    def _can_go_on(
+        self, reading: _Reading, ahead: bytes, token_id: int, matcher: LLMatcher, budget: list[int]
+    ) -> bool:
+        """Whether the token leads somewhere, as far as that is foreseen: not to where all that is
+        left would make items the same.
+
+        Args:
+            reading: after the token.
+            ahead: what was read since the sequence's last token.
+            token_id: the last of that.
+            matcher: as it was before that.
+            budget: how many masks may yet be made for a look ahead.
+        """
+        budget[0] -= 1
+        if budget[0] < 0:
+            return True
+        follower = matcher.deep_copy()
+        if not follower.consume_token(token_id):
+            return False
+        bits: Bits = np.zeros_like(self._tokens.quotes)
+        follower.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        for dangerous_id, after in self._dangerous(reading, ahead, bits):
+            if after is None:
+                bits[dangerous_id // 32] &= ~np.uint32(1 << dangerous_id % 32)
+        ways = self._ways(bits)
+        if len(ways) > _MOST_WAYS:
+            return True
+        for way in ways:
+            token = self._tokens.of[way]
+            after = self._read(reading, ahead, token)
+            if after is None:
+                continue
+            text = ahead + token
+            if not self._repeats(after, text) or self._can_go_on(
+                after, text, way, follower, budget
+            ):
+                return True
+        return False
+
+    def _ways(self, bits: Bits) -> list[int]:
+        """The allowed tokens that lead to different places: white space leads nowhere new, and the
+        shortest of tokens that begin alike stands for the others."""
+        numbers = _numbers(bits)
+        ways = [n for n in numbers if not self._tokens.of[n][:1].isspace()]
+        ways = ways or [n for n in numbers if self._tokens.of[n].strip()]
+        if 1 < len(ways) <= _MOST_WAYS:
+            first = min(ways, key=lambda n: len(self._tokens.of[n]))
+            beginning = self._tokens.of[first]
+            if beginning and all(self._tokens.of[n].startswith(beginning) for n in ways):
+                return [first]
+        return ways
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _since(self, start: int, ahead: bytes) -> bytes:
+        return bytes(self._text[start:]) + ahead[max(0, start - len(self._text)) :]
+
+    @staticmethod
+    def _item_start(reading: _Reading, frame: _Frame) -> int:
+        """Where the item begins that is being read in `frame`, at whatever depth."""
+        inner = reading.frame
+        start = reading.start
+        while inner is not None and inner is not frame:
+            start = inner.start
+            inner = inner.outer
+        return start
+
+    def _read(self, reading: _Reading, ahead: bytes, token: bytes) -> _Reading | None:
+        """What is read after a token; None where two items are the same."""
+        text = ahead + token
+        place = len(self._text) + len(ahead)
+        frame, root, start, in_string, in_plain, escaped, awaits_name = reading
+        for char in token:
+            if in_string:
+                if escaped:
+                    escaped = False
+                elif char == _BACKSLASH:
+                    escaped = True
+                elif char == _QUOTE:
+                    in_string = False
+                    if awaits_name and frame is not None:
+                        name = self._since(start, text)[: place + 1 - start]
+                        frame = frame._replace(name=_name(name))
+                    elif (frame := self._ended(frame, start, place + 1, text)) is _SAME:
+                        return None
+                place += 1
+                continue
+            if in_plain and (char in _SPACE or char == _COMMA or char in _CLOSERS):
+                in_plain = False
+                if (frame := self._ended(frame, start, place, text)) is _SAME:
+                    return None
+            if char == _QUOTE:
+                in_string, start = True, place
+            elif char in _OPENERS:
+                frame = _opened(frame, root, place, is_array=char == _BRACKET)
+                awaits_name = not frame.is_array
+                start = place + 1
+            elif char in _CLOSERS:
+                if frame is not None:
+                    start, outer = frame.start, frame.outer
+                    if (frame := self._ended(outer, start, place + 1, text)) is _SAME:
+                        return None
+                awaits_name = False
+            elif char == _COMMA:
+                awaits_name = frame is not None and not frame.is_array
+                start = place + 1
+            elif char == _COLON:
+                awaits_name = False
+                start = place + 1
+            elif char not in _SPACE and not in_plain:
+                in_plain, start = True, place
+            place += 1
+        return _Reading(frame, root, start, in_string, in_plain, escaped, awaits_name)
+
+    def _ended(self, frame: _Frame | None, start: int, end: int, ahead: bytes) -> _Frame | None:
+        """The frame in which a value has ended."""
+        if frame is None or frame.keys is None:
+            return frame
+        text = self._since(start, ahead)[: end - start]
+        if (key := _key(text)) is None:
+            return frame
+        if key in frame.keys:
+            return _SAME
+        return frame._replace(keys=frame.keys | {key}, texts=(*frame.texts, _plain(text)))
+
+
+def _opened(outer: _Frame | None, root: Place, start: int, *, is_array: bool) -> _Frame:
+    place = root
+    if outer is not None:
+        place = outer.place.item() if outer.is_array else outer.place.member(outer.name)
+    keys = frozenset[str]() if is_array and place.is_unique else None
+    return _Frame(outer, is_array, place, start, keys)
+
+
+def _frames(frame: _Frame | None) -> Iterator[_Frame]:
+    while frame is not None:
+        yield frame
+        frame = frame.outer
+
+
+def _name(text: bytes) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return ""
+
+
+def _key(text: bytes) -> str | None:
+    """What tells a value from others; None where the text is no value yet."""
+    try:
+        return value_key(json.loads(text))
+    except ValueError:
+        return None
+
+
+def _plain(text: bytes) -> bytes:
+    """JSON, whole or not, without the white space between its tokens."""
+    if not any(char in _SPACE for char in text):
+        return text
+    kept = bytearray()
+    in_string = escaped = False
+    for char in text:
+        if in_string:
+            escaped, in_string = (not escaped and char == _BACKSLASH), escaped or char != _QUOTE
+        elif char in _SPACE:
+            continue
+        else:
+            in_string = char == _QUOTE
+        kept.append(char)
+    return bytes(kept)
+
+
+def _numbers(bits: Bits) -> list[int]:
+    """The numbers of the bits that are set."""
+    words = np.flatnonzero(bits)
+    if not len(words):
+        return []
+    some = np.unpackbits(bits[words].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
+    rows, places = np.nonzero(some)
+    return [int(n) for n in words[rows] * 32 + places]
+
+
+_SAME = _Frame(None, False, Place((), None), -1)  # type: ignore[arg-type]  # a mark
