@@ -140,11 +140,9 @@ class Narrowing:
                 kept[key] = [self._schema(each) for each in value]
             else:
                 kept[key] = self._schema(value)
-        if len(also) == 1 and not kept:
-            return self._schema(also[0])
-        if also:
-            kept["allOf"] = [*listed(kept.get("allOf")), *(self._schema(each) for each in also)]
-        return kept
+        for each in also:
+            kept.setdefault("allOf", []).append(self._schema(each))
+        return _without_repetition(kept)
 
     def _reference(self, reference: Any) -> dict[str, Any]:
         target = self._document.target(reference) if isinstance(reference, str) else None
@@ -293,6 +291,19 @@ class Narrowing:
                     found_by_name[each][0]: value for each, value in patterns.items()
                 }
         return schema
+
+
+def _without_repetition(schema: dict[str, Any]) -> Schema:
+    """Without what stands twice in its `allOf`, and without an `allOf` of one alone."""
+    if not isinstance(schema.get("allOf"), list):
+        return schema
+    parts: list[Schema] = []
+    for part in schema["allOf"]:
+        if part not in parts:
+            parts.append(part)
+    if len(parts) == 1 and len(schema) == 1:
+        return parts[0]
+    return schema | {"allOf": parts}
 
 
 def _unserved(keyword: str, part: Any) -> InvalidArgumentError:

@@ -86,9 +86,11 @@ def chain(depth: int, link: dict[str, Any] | None = None) -> str:
             ["5"],
         ),
         (
-            StructuredOutput(json_schema='{"type": "string", "not": {"const": "x"}}', lenient=True),
+            StructuredOutput(
+                json_schema='{"type": "integer", "not": {"multipleOf": 2}}', lenient=True
+            ),
+            ["2", "5"],
             ['"x"'],
-            ["5"],
         ),
     ],
     ids=lambda each: each.kind if isinstance(each, StructuredOutput) else "",

@@ -1,0 +1,59 @@
+"""Random outputs under a constraint, chosen token by token as a sampler does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from pagewire_engine.structured_output import Matcher
+
+# Those that end or repeat something, chosen more often than others.
+_LIKELY = b'"}],:{[a1t'
+
+
+class StuckError(Exception):
+    """The matcher allowed nothing."""
+
+
+def walk(
+    matcher: Matcher, tokens: Sequence[bytes], eos: int, seed: int, most: int = 1500
+) -> bytes | None:
+    """A complete output; None for one that did not end.
+
+    Args:
+        matcher: before the first token.
+        tokens: the vocabulary's bytes.
+        eos: the token that ends an output.
+        seed: of the choices.
+        most: tokens.
+
+    Raises:
+        StuckError: there was nothing to choose from.
+    """
+    choose = random.Random(seed)
+    output = bytearray()
+    size = len(tokens)
+    bits = np.zeros(-(-size // 32), np.uint32)
+    for _ in range(most):
+        bits[:] = 0
+        matcher.fill_timed(bits)
+        if fault := matcher.fault():
+            raise StuckError(fault)
+        flags = np.unpackbits(bits.view(np.uint8), bitorder="little")[:size]
+        allowed = [int(n) for n in np.flatnonzero(flags)]
+        others = [n for n in allowed if n != eos]
+        if not others or (eos in allowed and choose.random() < 0.3):
+            return bytes(output)
+        likely = [n for n in others if len(tokens[n]) == 1 and tokens[n] in _LIKELY]
+        plain = [n for n in others if not tokens[n].isspace()] or others
+        draw = choose.random()
+        if likely and draw < 0.6:
+            token_id = choose.choice(likely)
+        else:
+            # The first again and again makes items alike.
+            token_id = plain[0] if draw < 0.85 else choose.choice(plain)
+        output += tokens[token_id]
+        matcher.advance([token_id])
+    return None
