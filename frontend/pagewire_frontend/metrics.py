@@ -115,6 +115,9 @@ class FrontendMetrics:
         )
         for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT):
             self._success.labels(reason.name.lower())
+        # From 0: Prometheus sees no increase in a series that begins with its first failure.
+        for code in ErrorCode:
+            self._failure.labels(code.name)
 
     def render(
         self, model_name: str, *, worker: int | None = None, with_engine: bool = True

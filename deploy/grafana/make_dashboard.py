@@ -1,0 +1,423 @@
+"""Writes pagewire.json, the Grafana dashboard: `python -P deploy/grafana/make_dashboard.py`.
+
+Frontends tell of their engines too: what is an engine's is taken once (max by), and what is a
+frontend's is added up (sum by). README: deploy/README.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders.common import (
+    ReduceDataOptions,
+    VizLegendOptions,
+    VizTooltipOptions,
+)
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    TooltipDisplayMode,
+)
+from grafana_foundation_sdk.models.dashboard import DataSourceRef
+
+TARGET = Path(__file__).with_name("pagewire.json")
+DATA_SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+OURS = 'job="$job",model_name=~"$model"'
+WINDOW = "$__rate_interval"
+ROW_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A graph.
+
+    Attributes:
+        title, unit: as Grafana shows them.
+        queries: legend and PromQL of each line or family of lines.
+        help: what the reader should make of it.
+        single: one number instead of a graph.
+    """
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    help: str = ""
+    single: bool = False
+
+
+def rate(name: str, by: str = "", *, of: str = "sum", labels: str = "") -> str:
+    """How fast a counter goes up, over all frontends."""
+    grouping = f" by ({by})" if by else ""
+    chosen = f"{OURS},{labels}" if labels else OURS
+    return f"{of}{grouping} (rate({name}{{{chosen}}}[{WINDOW}]))"
+
+
+def quantile(share: float, name: str) -> str:
+    """A quantile of a histogram, over all frontends."""
+    return f"histogram_quantile({share}, {rate(f'{name}_bucket', 'le')})"
+
+
+def quantiles(name: str) -> tuple[tuple[str, str], ...]:
+    """The usual three."""
+    return tuple((f"p{share * 100:.0f}", quantile(share, name)) for share in (0.5, 0.9, 0.99))
+
+
+def engine(name: str, by: str = "", labels: str = "") -> str:
+    """A gauge of the engine's."""
+    grouping = f" by ({by})" if by else ""
+    chosen = f"{OURS},{labels}" if labels else OURS
+    return f"max{grouping} ({name}{{{chosen}}})"
+
+
+ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
+    (
+        "Now",
+        (
+            Panel("Frontends up", "short", (("", 'sum(up{job="$job"})'),), single=True),
+            Panel(
+                "Frontends with an engine",
+                "short",
+                (("", f"sum(pagewire_engine_ready{{{OURS}}})"),),
+                single=True,
+            ),
+            Panel(
+                "Requests in flight",
+                "short",
+                (("", f"sum(pagewire_num_requests_in_flight{{{OURS}}})"),),
+                single=True,
+            ),
+            Panel(
+                "Produced tokens a second",
+                "short",
+                (("", rate("pagewire_generation_tokens_total")),),
+                single=True,
+            ),
+            Panel(
+                "KV blocks held",
+                "percentunit",
+                (("", engine("pagewire_kv_cache_usage_perc")),),
+                single=True,
+            ),
+            Panel(
+                "Requests failed, 5 min",
+                "short",
+                (
+                    (
+                        "",
+                        f"sum(increase(pagewire_request_failure_total{{{OURS}}}[5m])) or vector(0)",
+                    ),
+                ),
+                single=True,
+            ),
+        ),
+    ),
+    (
+        "What clients see",
+        (
+            Panel(
+                "Time to first token",
+                "s",
+                quantiles("pagewire_time_to_first_token_seconds"),
+                "From acceptance to the first token: the queue, the prefill, and the way back.",
+            ),
+            Panel(
+                "Time between tokens",
+                "s",
+                quantiles("pagewire_inter_token_latency_seconds"),
+                "Grows with the number of running requests, and with long prompts among them.",
+            ),
+            Panel("Whole request", "s", quantiles("pagewire_e2e_request_latency_seconds")),
+            Panel(
+                "Mean time a token after the first",
+                "s",
+                quantiles("pagewire_request_time_per_output_token_seconds"),
+            ),
+            Panel(
+                "Sequences ended",
+                "reqps",
+                (
+                    (
+                        "{{finished_reason}}",
+                        rate("pagewire_request_success_total", "finished_reason"),
+                    ),
+                ),
+            ),
+            Panel(
+                "Requests refused or failed",
+                "reqps",
+                (("{{code}}", rate("pagewire_request_failure_total", "code")),),
+                "RESOURCE_EXHAUSTED: refused, come again. UNAVAILABLE: the engine was away for too "
+                "long. INTERNAL: ours to mend.",
+            ),
+        ),
+    ),
+    (
+        "Load",
+        (
+            Panel(
+                "Requests in the engine",
+                "short",
+                (
+                    ("running", engine("pagewire_num_requests_running")),
+                    ("waiting", engine("pagewire_num_requests_waiting")),
+                    ("swapped", engine("pagewire_num_requests_swapped")),
+                ),
+            ),
+            Panel(
+                "Tokens a second",
+                "short",
+                (
+                    ("produced", rate("pagewire_generation_tokens_total")),
+                    ("prompts", rate("pagewire_prompt_tokens_total")),
+                    ("of these cached", rate("pagewire_prompt_tokens_cached_total")),
+                ),
+            ),
+            Panel(
+                "Requests in flight, by frontend",
+                "short",
+                (
+                    (
+                        "{{instance}}",
+                        f"sum by (instance) (pagewire_num_requests_in_flight{{{OURS}}})",
+                    ),
+                ),
+            ),
+            Panel("In the queue", "s", quantiles("pagewire_request_queue_time_seconds")),
+            Panel("Prefill", "s", quantiles("pagewire_request_prefill_time_seconds")),
+            Panel("Decoding", "s", quantiles("pagewire_request_decode_time_seconds")),
+            Panel(
+                "Prefill and decoding",
+                "s",
+                quantiles("pagewire_request_inference_time_seconds"),
+            ),
+            Panel("Tokens of prompts", "short", quantiles("pagewire_request_prompt_tokens")),
+            Panel("Tokens of outputs", "short", quantiles("pagewire_request_generation_tokens")),
+        ),
+    ),
+    (
+        "Engine",
+        (
+            Panel(
+                "KV blocks",
+                "short",
+                (("{{state}}", engine("pagewire_kv_blocks", "state")),),
+                "Cached blocks are free ones that remember: they are taken when free ones run out.",
+            ),
+            Panel(
+                "Swap space",
+                "percentunit",
+                (("held", engine("pagewire_cpu_cache_usage_perc")),),
+            ),
+            Panel(
+                "Preemptions",
+                "ops",
+                (
+                    ("preempted", rate("pagewire_num_preemptions_total", of="max")),
+                    ("of these swapped", rate("pagewire_num_swaps_total", of="max")),
+                ),
+                "More than a few: fewer requests at once (--max-num-seqs) or more memory.",
+            ),
+            Panel(
+                "Prefix cache",
+                "percentunit",
+                (
+                    (
+                        "hits",
+                        f"{rate('pagewire_prefix_cache_hits_total', of='max')} / "
+                        f"{rate('pagewire_prefix_cache_queries_total', of='max')}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Steps",
+                "ops",
+                (
+                    ("steps", rate("pagewire_engine_steps_total", of="max")),
+                    ("overlapped", rate("pagewire_engine_steps_overlapped_total", of="max")),
+                ),
+            ),
+            Panel("Time of a step", "s", quantiles("pagewire_step_time_seconds")),
+            Panel("Tokens of a step", "short", quantiles("pagewire_iteration_tokens_total")),
+            Panel(
+                "Engine: requests ended",
+                "reqps",
+                (
+                    ("finished", rate("pagewire_engine_requests_finished_total", of="max")),
+                    ("failed", rate("pagewire_engine_requests_failed_total", of="max")),
+                ),
+            ),
+            Panel(
+                "Delta wire: frames dropped",
+                "ops",
+                (
+                    (
+                        "by frontends: {{reason}}",
+                        rate("pagewire_wire_frames_dropped_total", "reason"),
+                    ),
+                    (
+                        "by the engine: {{reason}}",
+                        rate("pagewire_engine_wire_frames_dropped_total", "reason", of="max"),
+                    ),
+                ),
+                "What is damaged or astray is dropped, and what it carried is sent again.",
+            ),
+            Panel(
+                "Delta wire: sent again",
+                "ops",
+                (
+                    ("asked for by frontends", rate("pagewire_wire_rewinds_total")),
+                    (
+                        "by the engine",
+                        rate("pagewire_engine_wire_rewinds_total", of="max"),
+                    ),
+                ),
+            ),
+            Panel(
+                "Engines lost",
+                "ops",
+                (
+                    ("connections lost", rate("pagewire_engine_connections_lost_total")),
+                    ("requests that went on", rate("pagewire_requests_resumed_total")),
+                ),
+                "Requests that went on in another engine, or in another life of theirs.",
+            ),
+        ),
+    ),
+    (
+        "Adapters",
+        (
+            Panel(
+                "Adapters by place",
+                "short",
+                (("{{place}}", engine("pagewire_lora_adapters", "place")),),
+            ),
+            Panel(
+                "Adapters in use",
+                "short",
+                (("{{state}}", engine("pagewire_lora_adapters_in_use", "state")),),
+            ),
+            Panel(
+                "Adapters moved",
+                "ops",
+                (
+                    ("read from files", rate("pagewire_lora_host_loads_total", of="max")),
+                    ("given a place in a step", rate("pagewire_lora_device_loads_total", of="max")),
+                    ("left host memory", rate("pagewire_lora_host_evictions_total", of="max")),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Frontend processes",
+        (
+            Panel(
+                "CPU",
+                "percentunit",
+                (("{{instance}}", f'rate(process_cpu_seconds_total{{job="$job"}}[{WINDOW}])'),),
+                "A frontend process uses one core at most.",
+            ),
+            Panel(
+                "Memory",
+                "bytes",
+                (("{{instance}}", 'process_resident_memory_bytes{job="$job"}'),),
+            ),
+            Panel(
+                "File descriptors",
+                "percentunit",
+                (
+                    (
+                        "{{instance}}",
+                        'process_open_fds{job="$job"} / process_max_fds{job="$job"}',
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+
+def build() -> str:
+    """The dashboard as JSON."""
+    board = (
+        dashboard.Dashboard("pagewire")
+        .uid("pagewire")
+        .tags(["pagewire", "llm"])
+        .description("Frontends and engines of pagewire, from the frontends' /metrics.")
+        .refresh("30s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus"))
+        .with_variable(_variable("job", "label_values(pagewire_engine_ready, job)", every=False))
+        .with_variable(
+            _variable("model", 'label_values(pagewire_engine_ready{job="$job"}, model_name)')
+        )
+    )
+    numbers = itertools.count(1)
+    for title, panels in ROWS:
+        board = board.with_row(dashboard.Row(title).id(next(numbers)))
+        for panel in panels:
+            made = _stat(panel) if panel.single else _graph(panel)
+            board = board.with_panel(made.id(next(numbers)))
+    return JSONEncoder(sort_keys=True, indent=1).encode(board.build()) + "\n"
+
+
+def _variable(name: str, query: str, *, every: bool = True) -> dashboard.QueryVariable:
+    variable = dashboard.QueryVariable(name).query(query).datasource(DATA_SOURCE)
+    return variable.include_all(True).all_value(".*").multi(False) if every else variable
+
+
+def _targets(panel: Panel) -> list[prometheus.Dataquery]:
+    return [
+        prometheus.Dataquery()
+        .expr(query)
+        .legend_format(legend or "__auto")
+        .ref_id(chr(65 + number))
+        for number, (legend, query) in enumerate(panel.queries)
+    ]
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    made = (
+        stat.Panel()
+        .title(panel.title)
+        .unit(panel.unit)
+        .datasource(DATA_SOURCE)
+        .reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
+        .color_mode(BigValueColorMode.NONE)
+    )
+    for target in _targets(panel):
+        made = made.with_target(target)
+    return made.height(4).span(ROW_WIDTH // 6)
+
+
+def _graph(panel: Panel) -> timeseries.Panel:
+    made = (
+        timeseries.Panel()
+        .title(panel.title)
+        .description(panel.help)
+        .unit(panel.unit)
+        .min(0)
+        .datasource(DATA_SOURCE)
+        .legend(
+            VizLegendOptions()
+            .display_mode(LegendDisplayMode.LIST)
+            .placement(LegendPlacement.BOTTOM)
+            .show_legend(True)
+        )
+        .tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+    )
+    for target in _targets(panel):
+        made = made.with_target(target)
+    return made.height(8).span(ROW_WIDTH // 3)
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if TARGET.read_text() == build() else f"{TARGET} is old: run {sys.argv[0]}")
+    TARGET.write_text(build())
