@@ -42,6 +42,7 @@ class BuiltEngine:
         created: Unix time, seconds.
         tasks: what can be asked of it.
         pooling: what it makes of a prompt, if it pools.
+        weights_sha256: tells one model's weights from another's; "" where it is not known.
     """
 
     engine: Engine
@@ -56,6 +57,7 @@ class BuiltEngine:
     created: int = field(default_factory=lambda: int(time.time()))
     tasks: tuple[Task, ...] = (Task.GENERATE,)
     pooling: PoolingInfo | None = None
+    weights_sha256: str = ""
 
     def admission(self, seed: int) -> Admission:
         """What checks its requests; `seed` is of the seeds given to those without one."""
@@ -96,6 +98,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         from pagewire_engine.executor.single_process import SingleProcessExecutor
         from pagewire_engine.model_files import load_description, resolve_model
         from pagewire_engine.tokenizer_files import load_model_tokenizer
+        from pagewire_engine.weights_fingerprint import weights_fingerprint
         from pagewire_engine.worker.device import wake_device
 
     # Beside what is read and imported next.
@@ -148,6 +151,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         tasks=(Task.GENERATE,) if description.pooler is None else description.pooler.tasks,
         pooling=None if description.pooler is None else description.pooler.info,
         adapters=adapters,
+        weights_sha256=weights_fingerprint(files, config, info.dtype),
     )
 
 

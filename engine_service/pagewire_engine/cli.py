@@ -47,10 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("the engine needs torch: pip install 'pagewire[engine]'")
     configure_logging(config.log_level, config.log_format, "engine-service")
     # Handlers before the work: a Ctrl-C while weights load ends the process at once and quietly.
-    stop = threading.Event()
+    stop, hurry = threading.Event(), threading.Event()
     loaded = False
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            hurry.set()
         stop.set()
         if not loaded:
             raise KeyboardInterrupt
@@ -93,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("engine-service: the engine died; the log says why", file=sys.stderr, flush=True)
             os._exit(DEAD_ENGINE_STATUS)
     print("engine-service: stopping", file=sys.stderr, flush=True)
+    if config.drain_timeout_s:
+        server.drain(config.drain_timeout_s, hurry)
     server.stop()
     return end_process(0)
 

@@ -129,6 +129,12 @@ class EngineLoop:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether a request lives here or is on its way in."""
+        with self._wake:
+            return not self._has_ended()
+
     def submit(self, submission: Submission, *, more_follow: bool = False) -> None:
         """Hands a request to the loop.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -33,6 +34,7 @@ SERVICE_NAME = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 # A prompt of 128k tokens is 0.4 MB; with the past of many sequences a few MB.
 MAX_REQUEST_BYTES = 16 << 20
 STUCK_AFTER_S = 30.0
+_DRAIN_POLL_S = 0.05
 # What may wait for long, and enough besides for calls that must be answered at once.
 _CALL_THREADS = MAX_COMPILE_WAITS + MAX_ADAPTER_CALLS + 24
 _SERVER_OPTIONS = [
@@ -136,6 +138,20 @@ class EngineServer:
         self._observe_loop()
         return port
 
+    def drain(self, timeout_s: float, hurry: threading.Event) -> None:
+        """Takes no new request, and waits until those that run have ended or have been moved to
+        other engines by their frontends.
+
+        Args:
+            timeout_s: how long to wait.
+            hurry: set by another thread or a signal: wait no longer.
+        """
+        self._servicer.drain()
+        deadline = time.monotonic() + timeout_s
+        while self._loop.has_requests and time.monotonic() < deadline:
+            if hurry.wait(_DRAIN_POLL_S):
+                return
+
     def stop(self, grace_s: float = 1.0) -> None:
         """Ends calls, tells the frontends goodbye, and frees the model. Safe to call twice."""
         if self._stopped:
@@ -168,7 +184,15 @@ class EngineServer:
             self._serving = serving
             statuses = health_pb2.HealthCheckResponse
             self._health.set(SERVICE_NAME, statuses.SERVING if serving else statuses.NOT_SERVING)
-        return LoopHealth(progress.step, progress.age_s, progress.busy)
+        stats = self._loop.stats()
+        return LoopHealth(
+            progress.step,
+            progress.age_s,
+            progress.busy,
+            draining=self._servicer.draining,
+            num_running=stats.num_running + stats.num_swapped,
+            num_waiting=stats.num_waiting,
+        )
 
 
 def check_addresses(config: EngineConfig) -> None:

@@ -101,6 +101,11 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         """Whether new requests are turned away."""
         return self._draining
 
+    def drain(self) -> None:
+        """Turns new requests away from now on, and lets the frontends know."""
+        self._draining = True
+        self._streams.beat()
+
     def stop(self) -> None:
         """Ends the calls that wait."""
         self._draining = True
@@ -121,6 +126,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             heartbeat_interval_ms=int(streams.heartbeat_interval_s * 1000),
             session_timeout_ms=int(streams.sessions.session_timeout_s * 1000),
             resumed=resumed,
+            draining=self._draining,
         )
         if streams.endpoint.curve_public_key is not None:
             response.curve_server_key = streams.endpoint.curve_public_key
@@ -137,7 +143,9 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         self, request: engine_pb2.SubmitRequest, context: grpc.ServicerContext
     ) -> engine_pb2.SubmitResponse:
         if self._draining:
-            raise UnavailableError("the engine takes no new requests: it drains", retry_after_s=1.0)
+            raise UnavailableError(
+                "takes no new requests: it drains", field="engine", retry_after_s=1.0
+            )
         if request.stream < 1:
             raise InvalidArgumentError("stream", "numbers start at 1")
         submission = self._admitted(request)
@@ -243,7 +251,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         remaining = context.time_remaining()
         if remaining is not None:
             timeout_s = min(timeout_s, remaining)
-        self._draining = True
+        self.drain()
         return engine_pb2.DrainResponse(unfinished=self._loop.drain(timeout_s))
 
     def GetModelInfo(
@@ -268,6 +276,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             adapter_limits=self._adapters.limits() if self._adapters.enabled else None,
             tasks=tasks_to_proto(built.tasks),
             pooling=None if built.pooling is None else pooling_info_to_proto(built.pooling),
+            weights_sha256=built.weights_sha256,
         )
 
     def GetTokenizer(

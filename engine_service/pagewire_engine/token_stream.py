@@ -43,12 +43,15 @@ _FRAMES_A_TURN = 1024
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
-    """What heartbeats tell of the loop: step number, seconds since it last showed progress, and
-    whether a step is being computed."""
+    """What heartbeats tell of the loop: step number, seconds since it last showed progress, whether
+    a step is being computed, whether new requests are turned away, and how many it has."""
 
     step: int
     age_s: float
     busy: bool
+    draining: bool = False
+    num_running: int = 0
+    num_waiting: int = 0
 
 
 class TokenStreams:
@@ -93,6 +96,7 @@ class TokenStreams:
         self._wake_writer.setblocking(False)
         self._asleep = False
         self._stopping = False
+        self._beat_now = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._open_router()
         self._thread = threading.Thread(target=self._run, name="token-streams", daemon=True)
@@ -113,6 +117,11 @@ class TokenStreams:
         else:
             self._wake()
             self._thread.join()
+
+    def beat(self) -> None:
+        """Sends heartbeats now: they have news."""
+        self._beat_now = True
+        self._wake()
 
     def publish(self, outputs: StepOutputs) -> None:
         """Hands over what a step produced; called by the loop's thread, never waits."""
@@ -157,7 +166,8 @@ class TokenStreams:
                     self._receive(now)
                     self._route_outbox()
                     self._send_frames(now)
-                    if now >= next_heartbeat:
+                    if now >= next_heartbeat or self._beat_now:
+                        self._beat_now = False
                         next_heartbeat = now + self.heartbeat_interval_s
                         self._send_heartbeats()
                         self.sessions.bury_the_silent(now)
@@ -275,6 +285,9 @@ class TokenStreams:
         frame.heartbeat.step = health.step
         frame.heartbeat.step_age_ms = int(health.age_s * 1000)
         frame.heartbeat.busy = health.busy
+        frame.heartbeat.draining = health.draining
+        frame.heartbeat.num_running = health.num_running
+        frame.heartbeat.num_waiting = health.num_waiting
         for session in self.sessions.all():
             if session.identity is not None:
                 frame.session_id = session.session_id

@@ -39,8 +39,12 @@ class FrontendConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    engine: str = Field(
-        default="127.0.0.1:50061", description="HOST:PORT of the engine's control API."
+    engine: tuple[str, ...] = Field(
+        default=("127.0.0.1:50061",),
+        min_length=1,
+        description="HOST:PORT of the engine's control API. Several replicas: given several times, "
+        "or with commas between them; or a DNS name with an address for each, which is looked up "
+        "again and again.",
     )
     engine_ca: str | None = Field(
         default=None,
@@ -238,7 +242,28 @@ class FrontendConfig(BaseModel):
     def _check_otlp_traces_endpoint(cls, value: str | None) -> str | None:
         return check_url(value)
 
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _split_engines(cls, value: object) -> object:
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, (list, tuple)):
+            return value
+        return tuple(
+            part.strip() if isinstance(part, str) else part
+            for each in given
+            for part in (each.split(",") if isinstance(each, str) else [each])
+        )
+
     @field_validator("engine")
     @classmethod
-    def _check_engine(cls, value: str) -> str:
-        return check_host_port(value)
+    def _check_engine(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            check_host_port(each)
+        if len(set(value)) < len(value):
+            raise ValueError("names an engine twice")
+        return value
+
+    @property
+    def engines(self) -> str:
+        """The engines, for messages: "the engine at a:1", "the engines at a:1, b:1"."""
+        return f"the engine{'s' if len(self.engine) > 1 else ''} at {', '.join(self.engine)}"

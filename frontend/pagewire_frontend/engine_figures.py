@@ -1,8 +1,8 @@
-"""What the engine counts, for Prometheus. The engine is asked when somebody scrapes."""
+"""What the engines count, for Prometheus. They are asked when somebody scrapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -10,18 +10,21 @@ from prometheus_client.registry import Collector
 
 from pagewire.delta_frames import Dropped
 from pagewire.v1 import engine_pb2
+from pagewire_frontend.engine_client.base import EngineStatuses
 
 
 class EngineFigures(Collector):
-    """A collector over the engine's last answer. Without one it has no figures: a gap in a graph
-    says more than a line of old values.
+    """A collector over the last answer of each engine. Without one an engine has no figures: a gap
+    in a graph says more than a line of old values.
 
     Attributes:
-        stats: the last answer; None while the engine is away.
+        stats: the last answers, by the engine's name; none of those that are away.
+        several: whether figures get the label `engine`.
     """
 
     def __init__(self) -> None:
-        self.stats: engine_pb2.GetStatsResponse | None = None
+        self.stats: Mapping[str, engine_pb2.GetStatsResponse] = {}
+        self.several = False
 
     def describe(self) -> list[Metric]:
         """Nothing: the names need not be known beforehand."""
@@ -29,25 +32,89 @@ class EngineFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One family a figure."""
-        stats = self.stats
-        if stats is None:
+        families: dict[str, Metric] = {}
+        for engine, stats in self.stats.items():
+            label = {"engine": engine} if self.several else {}
+            for metric in _figures(stats):
+                samples = [
+                    sample._replace(labels={**label, **sample.labels}) for sample in metric.samples
+                ]
+                metric.samples = []
+                families.setdefault(metric.name, metric).samples += samples
+        yield from families.values()
+
+
+class RoutingFigures(Collector):
+    """How a frontend sees its engines, and what it sent where.
+
+    Attributes:
+        statuses: as of now.
+    """
+
+    def __init__(self) -> None:
+        self.statuses = EngineStatuses()
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the names need not be known beforehand."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a figure; none where the engine is in this process."""
+        engines = self.statuses.engines
+        if not engines:
             return
-        yield from _gauges(stats)
-        yield from _counters(stats)
-        if stats.HasField("delta_wire"):
-            yield from _delta_wire_figures(stats.delta_wire)
-        if stats.HasField("adapters"):
-            yield from _adapter_figures(stats.adapters)
-        for name, text, told in (
-            (
-                "iteration_tokens_total",
-                "Tokens computed in a step of the engine.",
-                stats.iteration_tokens,
-            ),
-            ("step_time_seconds", "Seconds that a step of the engine took.", stats.step_time),
-        ):
-            if told.counts:  # an older engine tells none
-                yield histogram_family(f"pagewire_{name}", text, told.bounds, told.counts, told.sum)
+        up = GaugeMetricFamily(
+            "pagewire_engine_up", "1 while the engine gets requests.", labels=["engine"]
+        )
+        state = GaugeMetricFamily(
+            "pagewire_engine_state",
+            "1 for the state that the engine is in: ready, away, stuck, draining, retired (its "
+            "address is named no more), other_model or duplicate.",
+            labels=["engine", "state"],
+        )
+        in_flight = GaugeMetricFamily(
+            "pagewire_engine_requests_in_flight",
+            "Requests of this frontend that the engine has.",
+            labels=["engine"],
+        )
+        routed = CounterMetricFamily(
+            "pagewire_engine_requests_routed",
+            "Requests that were submitted to the engine; again ones count again.",
+            labels=["engine"],
+        )
+        moved = CounterMetricFamily(
+            "pagewire_requests_resubmitted",
+            "Requests that were submitted again, by the reason: death, drain, session (lost with "
+            "the engine alive) or trial.",
+            labels=["reason"],
+        )
+        for engine in engines:
+            up.add_metric([engine.name], engine.state == "ready")
+            state.add_metric([engine.name, engine.state], 1)
+            in_flight.add_metric([engine.name], engine.num_requests)
+            routed.add_metric([engine.name], engine.num_routed)
+        for reason in ("death", "drain", "session", "trial"):
+            moved.add_metric([reason], self.statuses.moved.get(reason, 0))
+        yield from (up, state, in_flight, routed, moved)
+
+
+def _figures(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
+    yield from _gauges(stats)
+    yield from _counters(stats)
+    if stats.HasField("delta_wire"):
+        yield from _delta_wire_figures(stats.delta_wire)
+    if stats.HasField("adapters"):
+        yield from _adapter_figures(stats.adapters)
+    for name, text, told in (
+        (
+            "iteration_tokens_total",
+            "Tokens computed in a step of the engine.",
+            stats.iteration_tokens,
+        ),
+        ("step_time_seconds", "Seconds that a step of the engine took.", stats.step_time),
+    ):
+        if told.counts:  # an older engine tells none
+            yield histogram_family(f"pagewire_{name}", text, told.bounds, told.counts, told.sum)
 
 
 def _gauges(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:

@@ -65,7 +65,7 @@ async def _serve(config: FrontendConfig, worker: Worker | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     await server.start(wait_for_engine=False)
-    _say(f"waiting for the engine at {config.engine}; answering on {describe_addresses(server)}")
+    _say(f"waiting for {config.engines}; answering on {describe_addresses(server)}")
     stopped = asyncio.create_task(stop.wait())
     connected = asyncio.create_task(server.wait_until_connected())
     try:

@@ -20,7 +20,7 @@ from pagewire.errors import ErrorCode
 from pagewire.histogram import Histogram, HistogramCounts
 from pagewire.outputs import FinishReason, RequestTimes
 from pagewire_frontend.engine_client.failover_counts import FailoverCounts
-from pagewire_frontend.engine_figures import EngineFigures, histogram_family
+from pagewire_frontend.engine_figures import EngineFigures, RoutingFigures, histogram_family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -44,7 +44,8 @@ class FrontendMetrics:
     """The counters of one frontend, and its engine's, in a registry of their own.
 
     Attributes:
-        engine: figures of the engine.
+        engine: figures of the engines.
+        routing: what was sent to each engine.
         failover: what its losses have cost.
         frames: of the delta wire, counted by the engine client.
     """
@@ -56,6 +57,7 @@ class FrontendMetrics:
         self.registry.register(_Losses(self.failover))
         self.frames = FrameCounts()
         self.registry.register(_FrameFigures(self.frames))
+        self.routing = RoutingFigures()
         self._inter_token = _Counted(
             "pagewire_inter_token_latency_seconds",
             "Time between tokens of a sequence; tokens that come together share it.",
@@ -63,6 +65,7 @@ class FrontendMetrics:
         )
         self.registry.register(self._inter_token)
         ProcessCollector(registry=self.registry)
+        self.registry.register(self.routing)
         self._in_flight = self._gauge(
             "num_requests_in_flight", "Requests accepted by this frontend and not yet ended."
         )

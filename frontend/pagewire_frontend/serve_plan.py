@@ -107,7 +107,7 @@ def make_plan(
         engine_values = {"served_model_name": MODEL_NAME} | engine_values
     frontend = FrontendConfig(
         **_part(given, FrontendConfig, {*FRONTEND_INTERNALS, *ports}),
-        engine=f"{LOOPBACK}:{engine_port}",
+        engine=(f"{LOOPBACK}:{engine_port}",),
         **ports,
     )
     frontend, page_key = _let_us_in(frontend, private_folder)

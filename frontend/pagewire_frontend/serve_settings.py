@@ -13,7 +13,16 @@ from pagewire_frontend.model_download import MODEL_NAME
 
 # Where the parts find one another is the supervisor's business.
 ENGINE_INTERNALS = frozenset(
-    {"model", "host", "port", "stream_endpoint", "tls_cert", "tls_key", "tls_client_ca"}
+    {
+        "model",
+        "host",
+        "port",
+        "stream_endpoint",
+        "drain_timeout_s",
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+    }
 )
 FRONTEND_INTERNALS = frozenset({"engine", "engine_ca", "engine_cert", "engine_key"})
 

@@ -46,7 +46,7 @@ class FrontendServer:
 
     Args:
         config: the settings.
-        client: the engine, not yet started. None: the one at `config.engine`.
+        client: the engine, not yet started. None: those at `config.engine`.
         worker: which of several processes on the same ports this is; None: the only one.
 
     Raises:
@@ -203,7 +203,7 @@ class FrontendServer:
         from pagewire_frontend.engine_client.remote import RemoteEngineClient
 
         return RemoteEngineClient(
-            self.config.engine,
+            *self.config.engine,
             failover_window_s=self.config.failover_timeout_s,
             tls=self._engine_tls,
             counts=self._serving.metrics.failover,
@@ -259,9 +259,9 @@ class FrontendServer:
         if self._connected.is_set() and not self._serving.stopping:
             logger.log(
                 logging.INFO if ready else logging.WARNING,
-                "the engine at %s is %s",
-                self.config.engine,
-                "back" if ready else "away: streams wait for it",
+                "%s: %s",
+                self.config.engines,
+                "back" if ready else "away; streams wait",
             )
         if ready:
             self._connected.set()

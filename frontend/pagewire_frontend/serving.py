@@ -319,12 +319,20 @@ class Serving:
         if self.stopping:
             return "the server is shutting down"
         if self._generation is None:
-            return f"the engine at {self.config.engine} has not been reached yet"
+            return f"{self.config.engines} {self._have} not been reached yet"
         if self.model_changed:
-            return f"the engine at {self.config.engine} came back with another model"
+            return f"{self.config.engines} came back with another model"
         if not self._generation.client.ready:
-            return f"the engine at {self.config.engine} is away"
+            return f"{self.config.engines} {self._are} away"
         return ""
+
+    @property
+    def _have(self) -> str:
+        return "have" if len(self.config.engine) > 1 else "has"
+
+    @property
+    def _are(self) -> str:
+        return "are" if len(self.config.engine) > 1 else "is"
 
     @property
     def model_changed(self) -> bool:
@@ -361,7 +369,7 @@ class Serving:
     async def scrape(self) -> bytes:
         """The metrics in Prometheus's text format, the engine's with them if it answers soon."""
         generation = self._generation
-        self.metrics.set_engine_ready(self.ready)
+        self._tell_engines()
         now = time.monotonic()
         if generation is not None and now - self._scraped_at >= _SCRAPE_INTERVAL_S:
             self._scraped_at = now
@@ -378,7 +386,7 @@ class Serving:
     def own_metrics(self) -> bytes:
         """What a worker tells a sibling that is scraped."""
         assert self._worker is not None, "there are no siblings"
-        self.metrics.set_engine_ready(self.ready)
+        self._tell_engines()
         return self.metrics.render(self._model_name, worker=self._worker.index, with_engine=False)
 
     @property
@@ -386,11 +394,19 @@ class Serving:
         generation = self._generation
         return "" if generation is None else generation.model_info.served_model_name
 
+    def _tell_engines(self) -> None:
+        """How the engines are, as this process sees them."""
+        self.metrics.set_engine_ready(self.ready)
+        if self._generation is not None:
+            self.metrics.routing.statuses = self._generation.client.statuses()
+
     async def _ask_engine(self, generation: Generation) -> None:
+        client = generation.client
+        self.metrics.engine.several = len(client.statuses().engines) > 1
         try:
-            self.metrics.engine.stats = await generation.client.stats(_SCRAPE_TIMEOUT_S)
+            self.metrics.engine.stats = await client.stats_of_each(_SCRAPE_TIMEOUT_S)
         except PagewireError:
-            self.metrics.engine.stats = None
+            self.metrics.engine.stats = {}
 
     async def start(
         self, request: GenerationRequest, field_names: Mapping[str, str] = _SAME_NAMES

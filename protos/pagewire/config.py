@@ -206,6 +206,13 @@ class EngineConfig(BaseModel):
         gt=0,
         description="Seconds of silence after which a frontend counts as dead.",
     )
+    drain_timeout_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds that running requests get at SIGTERM to end, or to be moved to "
+        "replicas by their frontends, before the rest is handed over to whatever engine comes "
+        "next. Default: 0, all are handed over at once.",
+    )
     tls_cert: str | None = Field(
         default=None,
         description="PEM file of the control API's certificate, with those that lead to its "

@@ -19,7 +19,12 @@ from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, Token
 from pagewire.pooling import PoolingInfo, PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
-from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
+from pagewire_frontend.engine_client.base import (
+    EngineRequest,
+    EngineStatuses,
+    ModelInfo,
+    TokenDelta,
+)
 
 MODEL = "fake-model"
 BOS, IM_START, IM_END = "<s>", "<|im_start|>", "<|im_end|>"
@@ -161,6 +166,14 @@ class FakeEngineClient:
             num_free_cpu_blocks=12,
             iteration_tokens=engine_pb2.Histogram(bounds=[1, 8], counts=[4, 2, 1], sum=30),
         )
+
+    def statuses(self) -> EngineStatuses:
+        """None: there is but this process."""
+        return EngineStatuses()
+
+    async def stats_of_each(self, timeout_s: float) -> Mapping[str, engine_pb2.GetStatsResponse]:
+        """What it counts, under no name."""
+        return {"": await self.stats(timeout_s)}
 
     async def watch_stats(
         self, interval_ms: int, *, with_window: bool

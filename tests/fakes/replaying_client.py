@@ -8,7 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
-from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
+from pagewire_frontend.engine_client.base import (
+    EngineRequest,
+    EngineStatuses,
+    ModelInfo,
+    TokenDelta,
+)
 
 
 class ReplayingStream:
@@ -89,6 +94,14 @@ class ReplayingClient:
 
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
         return engine_pb2.GetStatsResponse()
+
+    def statuses(self) -> EngineStatuses:
+        """None: there is but this process."""
+        return EngineStatuses()
+
+    async def stats_of_each(self, timeout_s: float) -> Mapping[str, engine_pb2.GetStatsResponse]:
+        """What it counts, under no name."""
+        return {"": await self.stats(timeout_s)}
 
     async def watch_stats(
         self, interval_ms: int, *, with_window: bool

@@ -35,7 +35,14 @@ class RememberedAdapters:
         """What there is now. One that is leaving may be the old version of another."""
         self._adapters = _lasting(listed)
 
-    async def restore(self, control: ControlChannel, window_s: float) -> None:
+    async def restore(
+        self,
+        control: ControlChannel,
+        window_s: float,
+        *,
+        served_model_name: str = "",
+        forgets: bool = True,
+    ) -> None:
         """Loads them into a new life of the engine, before requests that name them come again.
 
         One whose files have changed since is loaded as it is now: requests that began with the old
@@ -44,6 +51,8 @@ class RememberedAdapters:
         Args:
             control: of the new life.
             window_s: how long to wait for other frontends, which restore the same adapters.
+            served_model_name: of the new life: an adapter can't have it.
+            forgets: whether one that can't be loaded is forgotten, since no other engine has it.
 
         Raises:
             TransportError: the engine did not answer.
@@ -57,16 +66,23 @@ class RememberedAdapters:
             raise
         except PagewireError as error:
             logger.error("adapters could not be loaded again: %s", error.message)
-            self._adapters.clear()
+            if forgets:
+                self._adapters.clear()
             return
         for info in list(self._adapters.values()):
             try:
+                if info.name == served_model_name:
+                    # The engine would say so again and again, as of one that is being loaded.
+                    raise AlreadyExistsError(
+                        f"the model that is served now is called {info.name!r}"
+                    )
                 await self._restore_one(control, info, present, deadline)
             except TransportError:
                 raise
             except PagewireError as error:
                 logger.error("adapter %r could not be loaded again: %s", info.name, error.message)
-                self.note_unloaded(info.name)
+                if forgets:
+                    self.note_unloaded(info.name)
 
     async def _restore_one(
         self,
@@ -118,6 +134,11 @@ class RememberedAdapters:
             logger.warning("adapter %r has changed on disk: %s", request.name, error.message)
             request.version = ""
             self.note_loaded(await control.load_adapter(request, timeout_s=_RESTORE_TIMEOUT_S))
+
+
+def versions_in(listed: engine_pb2.ListAdaptersResponse) -> dict[str, str]:
+    """Of the adapters that requests may name, by name."""
+    return {name: info.version for name, info in _lasting(listed).items()}
 
 
 def _lasting(listed: engine_pb2.ListAdaptersResponse) -> dict[str, engine_pb2.AdapterInfo]:

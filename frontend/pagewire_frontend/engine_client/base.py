@@ -19,6 +19,7 @@ class ModelInfo:
 
     Attributes:
         max_loras: different adapters in one step; 0: it has none.
+        weights_sha256: tells its weights from another model's; "" where that is not known.
     """
 
     served_model_name: str
@@ -37,6 +38,7 @@ class ModelInfo:
     tasks: tuple[Task, ...] = (Task.GENERATE,)
     pooling: PoolingInfo | None = None
     max_loras: int = 0
+    weights_sha256: str = ""
 
 
 @dataclass(slots=True)
@@ -137,8 +139,37 @@ class TokenStream(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One of the engines behind a client.
+
+    Attributes:
+        name: HOST:PORT.
+        state: one of `LinkState`'s values, such as "ready" or "draining".
+        num_requests: of ours that it has now.
+        num_routed: requests of ours that were submitted to it, again ones too.
+    """
+
+    name: str
+    state: str
+    num_requests: int
+    num_routed: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatuses:
+    """The engines behind a client, in the order in which they were named.
+
+    Attributes:
+        moved: requests that were submitted again, by the reason.
+    """
+
+    engines: tuple[EngineStatus, ...] = ()
+    moved: Mapping[str, int] = field(default_factory=dict)
+
+
 class EngineClient(Protocol):
-    """One engine."""
+    """An engine, or several that serve the same."""
 
     async def start(self) -> None:
         """Connects, and waits until the engine's model is known. Raises UnavailableError after its
@@ -169,6 +200,15 @@ class EngineClient(Protocol):
         Raises:
             UnavailableError: it is away, or has not answered in time.
         """
+        ...
+
+    def statuses(self) -> EngineStatuses:
+        """How each engine is. None are told of where there is but this process."""
+        ...
+
+    async def stats_of_each(self, timeout_s: float) -> Mapping[str, engine_pb2.GetStatsResponse]:
+        """What each engine counts, as of now, by its name; those that are away or have not answered
+        in time are left out."""
         ...
 
     def watch_stats(

@@ -63,15 +63,21 @@ class ControlChannel:
     Args:
         target: HOST:PORT.
         tls: None: the channel has none.
+        certified_name: the host that the engine's certificate names, where it is not the target's.
     """
 
-    def __init__(self, target: str, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self, target: str, tls: ClientTls | None = None, certified_name: str | None = None
+    ) -> None:
         self.target = target
-        self._channel = (
-            grpc.aio.insecure_channel(target, options=_OPTIONS)
-            if tls is None
-            else grpc.aio.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
-        )
+        options: list[tuple[str, str | int]] = list(_OPTIONS)
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(target, options=options)
+        else:
+            if certified_name is not None:
+                options.append(("grpc.ssl_target_name_override", certified_name))
+            credentials = tls.grpc_credentials()
+            self._channel = grpc.aio.secure_channel(target, credentials, options=options)
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
 
     @property
@@ -199,6 +205,7 @@ class ControlChannel:
             tokenizer_sha256=response.tokenizer_sha256,
             created=response.created,
             epoch=response.epoch,
+            weights_sha256=response.weights_sha256,
             max_loras=response.adapter_limits.max_loras,
             tasks=tasks_from_proto(response.tasks),
             pooling=(
@@ -243,6 +250,10 @@ class TransportError(UnavailableError):
     """The engine did not answer; whether it got the call is not known."""
 
 
+class DrainingError(TransportError):
+    """The engine has refused a request, as it will refuse all from now on."""
+
+
 async def _typed(call: Awaitable[ResponseT]) -> ResponseT:
     try:
         return await call
@@ -260,6 +271,8 @@ async def _typed(call: Awaitable[ResponseT]) -> ResponseT:
 def _translated(error: grpc.aio.AioRpcError) -> PagewireError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and (told := typed_error(error)).field:
         return told  # the engine's own word, of a time that the caller gave
+    if error.code() is grpc.StatusCode.UNAVAILABLE and typed_error(error).field == "engine":
+        return DrainingError("the engine takes no new requests: it drains")
     if error.code() in _TRANSPORT:
         return TransportError(f"the engine did not answer: {error.details()}")
     return typed_error(error)

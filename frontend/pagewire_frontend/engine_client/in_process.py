@@ -26,7 +26,12 @@ from pagewire_engine.servicer import tokenizer_hash
 from pagewire_engine.stats_message import stats_message, window_message
 from pagewire_engine.structured_output import start_compiling
 from pagewire_engine.submission import SequencePast, Submission
-from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
+from pagewire_frontend.engine_client.base import (
+    EngineRequest,
+    EngineStatuses,
+    ModelInfo,
+    TokenDelta,
+)
 from pagewire_frontend.engine_client.mailbox import Mailbox, MissingTokensError
 
 _SWITCH_INTERVAL_S = 0.001
@@ -211,6 +216,14 @@ class InProcessEngineClient:
             UnavailableError: the client is not started.
         """
         return self._stats()
+
+    def statuses(self) -> EngineStatuses:
+        """None: there is but this process."""
+        return EngineStatuses()
+
+    async def stats_of_each(self, timeout_s: float) -> Mapping[str, engine_pb2.GetStatsResponse]:
+        """What it counts, under no name."""
+        return {"": await self.stats(timeout_s)}
 
     async def watch_stats(
         self, interval_ms: int, *, with_window: bool

@@ -1,13 +1,20 @@
-"""A request from its submission to its end, across connections and lives of the engine."""
+"""A request from its submission to its end, across connections, lives of an engine and replicas."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire_frontend.engine_client.mailbox import MAX_BACKLOG_BYTES, Mailbox
+from pagewire_frontend.engine_client.routing import PromptKeys
 from pagewire_frontend.engine_client.session import WireSession
+
+if TYPE_CHECKING:
+    from pagewire_frontend.engine_client.link import EngineLink
+    from pagewire_frontend.engine_client.model_identity import StreamIdentity
 
 
 class LiveRequest:
@@ -16,32 +23,26 @@ class LiveRequest:
     Attributes:
         request: as it came.
         mailbox: what it has produced, and the way to its consumer.
+        model: in whose tokens its prompt is, and its output, once there is any; None: of any.
         seed: the seed in force; None until an engine has named it.
         adapter_version: of its adapter, as its request or an engine has named it.
         placed: whether an engine has ever accepted it. Until then nothing was delivered.
-        session: where it was submitted last; None while it is nowhere.
+        link: the engine where it was submitted last; None while it is nowhere.
+        session: of that engine.
         number: its stream there.
+        weight: what it adds to the load of that engine.
         deaths: engines that died while it was in flight, and maybe of it.
         died_at: tokens it had then.
         resumptions: how often it was accepted again, with what it had produced.
         waiting_since: when it was last without an engine, seconds of the monotonic clock.
     """
 
-    __slots__ = (
-        "adapter_version",
-        "deaths",
-        "died_at",
-        "mailbox",
-        "number",
-        "placed",
-        "request",
-        "resumptions",
-        "seed",
-        "session",
-        "waiting_since",
-    )
-
-    def __init__(self, request: EngineRequest, on_end: Callable[[LiveRequest], None]) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        on_end: Callable[[LiveRequest], None],
+        model: StreamIdentity | None = None,
+    ) -> None:
         self.request = request
         params = request.sampling_params
         # A beam search can't go on from its results: elsewhere it starts over.
@@ -53,27 +54,57 @@ class LiveRequest:
             past=request.past,
             max_backlog_bytes=MAX_BACKLOG_BYTES,
         )
+        self.model = model
         self.seed = request.sampling_params.seed
         self.adapter_version = request.adapter_version
         self.placed = False
+        self.link: EngineLink | None = None
         self.session: WireSession | None = None
         self.number = 0
+        self.weight = float(params.n)
         self.deaths = 0
         self.died_at = 0
         self.resumptions = 0
         self.waiting_since = time.monotonic()
 
-    def join(self, session: WireSession) -> None:
+    @cached_property
+    def prompt_keys(self) -> PromptKeys:
+        """Where its prompt may be cached."""
+        return PromptKeys.of(self.request.prompt_token_ids, self.request.adapter)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether its consumer may have had something of it, or must have."""
+        mailbox = self.mailbox
+        return bool(self.request.past) or (
+            self.placed and not mailbox.whole and mailbox.has_something
+        )
+
+    def join(self, link: EngineLink, session: WireSession) -> None:
         """Registers a stream for it, before it is submitted there."""
-        self.session = session
+        self.part()
+        self.link, self.session = link, session
         self.number = session.next_number()
         session.streams[self.number] = self.mailbox
+        link.lives[self.number] = self
+        link.own_load += self.weight
+
+    def part(self) -> None:
+        """Its present stream is nobody's any more."""
+        link, session = self.link, self.session
+        if link is None or session is None:
+            return
+        session.streams.pop(self.number, None)
+        if link.lives.pop(self.number, None) is not None:
+            link.own_load -= self.weight
+            if not link.lives:
+                link.own_load = 0.0  # no rest of rounding stays
+        self.link = self.session = None
 
     def leave(self) -> None:
-        """Its present stream gives nothing more."""
+        """Its present stream gives nothing more; it goes on elsewhere."""
         if self.session is not None:
-            self.session.streams.pop(self.number, None)
-            self.session = None
+            self.part()
             self.waiting_since = time.monotonic()
         if not self.placed or (self.mailbox.whole and not self.mailbox.ended):
             # Nothing was delivered; and the seed of what came is not known, or it is part of a

@@ -103,6 +103,15 @@ class Mailbox:
         """Sequences that have not ended."""
         return self._open
 
+    @property
+    def has_something(self) -> bool:
+        """Whether anything has come of the request."""
+        return (
+            self.num_tokens > 0
+            or self._next_prompt_position > 1
+            or any(record.finish_reason is not None for record in self.sequences)
+        )
+
     # -- from the wire ---------------------------------------------------------------------------
 
     def add_tokens(

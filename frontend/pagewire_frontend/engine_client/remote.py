@@ -1,33 +1,46 @@
-"""An engine in another process, reached by gRPC and the delta wire."""
+"""Engines in other processes, reached by gRPC and the delta wire."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 
 from pagewire.delta_frames import FrameCounts
-from pagewire.errors import UnavailableError
+from pagewire.errors import PagewireError, UnavailableError
 from pagewire.tls import ClientTls
 from pagewire.v1 import engine_pb2
-from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo, TokenDelta
+from pagewire_frontend.engine_client.base import (
+    EngineRequest,
+    EngineStatus,
+    EngineStatuses,
+    ModelInfo,
+    TokenDelta,
+)
 from pagewire_frontend.engine_client.control import CALL_TIMEOUT_S
-from pagewire_frontend.engine_client.failover import EngineLink
+from pagewire_frontend.engine_client.endpoints import Endpoints, Resolve, resolve
+from pagewire_frontend.engine_client.failover import Failover
 from pagewire_frontend.engine_client.failover_counts import FailoverCounts
+from pagewire_frontend.engine_client.link import EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
+from pagewire_frontend.engine_client.merged_stats import merged_stats
+from pagewire_frontend.engine_client.pool import EnginePool
+from pagewire_frontend.engine_client.replicated_adapters import ReplicatedAdapters
 
 _ABORT_WAIT_S = 2.0
+# Between two looks of several engines, where no interval was asked for.
+_STATS_TIMEOUT_S = 2.0
 
 
 class RemoteTokenStream:
-    """The tokens of one request in a remote engine. See `TokenStream`.
+    """The tokens of one request in remote engines. See `TokenStream`.
 
     A stream that is dropped before its end aborts its request.
     """
 
-    def __init__(self, link: EngineLink, live: LiveRequest) -> None:
-        self._link = link
+    def __init__(self, failover: Failover, live: LiveRequest) -> None:
+        self._failover = failover
         self._live = live
         self._loop = asyncio.get_running_loop()
 
@@ -42,161 +55,234 @@ class RemoteTokenStream:
 
     @property
     def resumptions(self) -> int:
+        """How often it went on in another engine, or in another life of its own."""
         return self._live.resumptions
 
     async def finish_sequence(self, sequence_index: int) -> None:
         """A stop string ended this sequence; no further delta of it is delivered."""
-        await _told(self._link.finish_sequence(self._live, sequence_index))
+        await _told(self._failover.finish_sequence(self._live, sequence_index))
 
     async def abort(self) -> None:
         """Ends the request in the engine. Safe to call twice and after the end."""
-        await _told(self._link.abandon(self._live))
+        await _told(self._failover.abandon(self._live))
 
     def __del__(self) -> None:
         if not self._live.mailbox.ended:
             # The collector may run on any thread, and after the loop was closed.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._link.abandon, self._live)
+                self._loop.call_soon_threadsafe(self._failover.abandon, self._live)
 
 
 class RemoteEngineClient:
-    """Implements EngineClient over both wires.
+    """Implements EngineClient over both wires, with one engine or several that serve the same.
 
     Args:
-        target: HOST:PORT of the engine's control API.
+        targets: HOST:PORT of each engine's control API. A DNS name with several addresses stands
+            for an engine at each.
         failover_window_s: how long a request may be without an engine before it fails with
             UnavailableError.
-        tls: of the control channel; None: it has none.
+        tls: of the control channels; None: they have none.
         counts: where losses and resumptions are counted; None: by itself.
         frames: where what becomes of the delta wire's frames is counted.
+        resolve: finds the addresses of a name.
     """
 
     def __init__(
         self,
-        target: str,
-        *,
+        *targets: str,
         failover_window_s: float = 120.0,
         tls: ClientTls | None = None,
         counts: FailoverCounts | None = None,
         frames: FrameCounts | None = None,
+        resolve: Resolve = resolve,
     ) -> None:
-        self._target = target
-        self._counts = counts
+        self._endpoints = Endpoints(targets, resolve)
         self._tls = tls
+        self._counts = counts
         self._frames = frames or FrameCounts()
         self._window_s = failover_window_s
-        self._link: EngineLink | None = None
+        self._pool: EnginePool | None = None
 
     async def start(self) -> None:
-        """Connects, and waits until the engine's model is known.
+        """Connects, and waits until an engine is there and its model is known.
 
         Raises:
-            UnavailableError: the engine can't be reached within the failover window.
+            UnavailableError: no engine can be reached within the failover window.
         """
-        if self._link is not None:
+        if self._pool is not None:
             return
-        # Here and not earlier: the channel belongs to the running loop.
-        link = EngineLink(self._target, self._window_s, self._tls, self._counts, self._frames)
+        # Here and not earlier: channels belong to the running loop.
+        pool = EnginePool(self._endpoints, self._window_s, self._tls, self._counts, self._frames)
         try:
-            await link.start()
+            await pool.start()
         except BaseException:
-            await link.close()
+            await pool.close()
             raise
-        self._link = link
+        self._pool = pool
 
     async def close(self) -> None:
         """Aborts every live request and disconnects. Safe to call twice."""
-        if self._link is not None:
-            await self._link.close()
+        if self._pool is not None:
+            await self._pool.close()
 
     @property
     def model_info(self) -> ModelInfo:
-        """What the engine serves; known after `start`."""
-        if self._link is None or self._link.model_info is None:
+        """What the engines serve; known after `start`."""
+        info = None if self._pool is None else self._pool.fleet.model_info
+        if info is None:
             raise UnavailableError("the engine client is not started")
-        return self._link.model_info
+        return info
 
     @property
     def ready(self) -> bool:
-        """Whether requests can be served now."""
-        return self._link is not None and self._link.ready
+        """Whether requests can be served now: by one engine at least."""
+        return self._pool is not None and not self._pool.closed and self._pool.fleet.ready
 
     async def fetch_tokenizer(self) -> Mapping[str, bytes]:
         """The files that make the tokenizer; empty when the engine has none."""
-        return await self._started().control.tokenizer_files()
+        return await self._one().control.tokenizer_files()
 
     async def load_adapter(self, request: engine_pb2.LoadAdapterRequest) -> engine_pb2.AdapterInfo:
-        """Loads an adapter; returns when requests may name it."""
-        link = self._started()
-        info = await link.control.load_adapter(request)
-        link.adapters.note_loaded(info)
-        return info
+        """Loads an adapter into every engine; returns when requests may name it."""
+        return await self._adapters().load(request)
 
     async def unload_adapter(
         self, request: engine_pb2.UnloadAdapterRequest
     ) -> engine_pb2.UnloadAdapterResponse:
-        """Unloads an adapter, as its requests have ended or are ended."""
-        link = self._started()
-        response = await link.control.unload_adapter(request)
-        link.adapters.note_unloaded(request.name)
-        return response
+        """Unloads an adapter from every engine, as its requests have ended or are ended."""
+        return await self._adapters().unload(request)
 
     async def list_adapters(self, unless_revision: str = "") -> engine_pb2.ListAdaptersResponse:
         """What is loaded, and where it is; nothing where that is known in this revision."""
-        link = self._started()
-        if not link.ready:
-            raise UnavailableError("the engine is away")
-        listed = await link.control.list_adapters(unless_revision)
-        if not unless_revision or listed.revision != unless_revision:
-            link.adapters.note_listed(listed)
-        return listed
+        return await self._adapters().listed(unless_revision)
 
     async def adapter_files(self, name: str, version: str) -> Mapping[str, bytes]:
         """The files of a tokenizer and chat template that an adapter ships, maybe none."""
-        return await self._started().control.tokenizer_files(name, version)
+        return await self._one(name).control.tokenizer_files(name, version)
 
     async def stats(self, timeout_s: float) -> engine_pb2.GetStatsResponse:
-        """What the engine counts, as of now.
+        """What the engines count, as of now, together.
 
         Raises:
-            UnavailableError: it is away, or has not answered in time.
+            UnavailableError: they are away, or none has answered in time.
         """
-        link = self._started()
-        if not link.ready:
-            raise UnavailableError("the engine is away")
-        return await link.control.stats(timeout_s)
+        links = self._usable()
+        if len(links) == 1:
+            return await links[0].control.stats(timeout_s)
+        return await _ask_all(links, engine_pb2.GetStatsRequest(), timeout_s)
+
+    def statuses(self) -> EngineStatuses:
+        """How each engine is."""
+        if self._pool is None:
+            return EngineStatuses()
+        links = self._pool.fleet.links.values()
+        return EngineStatuses(
+            tuple(
+                EngineStatus(link.name, link.state.value, len(link.lives), link.num_routed)
+                for link in links
+            ),
+            dict(self._pool.failover.moves),
+        )
+
+    async def stats_of_each(self, timeout_s: float) -> Mapping[str, engine_pb2.GetStatsResponse]:
+        """What each engine counts, as of now. One that drains still has requests."""
+        links = self._started().fleet.links.values()
+        asked = [link for link in links if link.connected and not link.duplicate]
+        answers = await _ask_each(asked, engine_pb2.GetStatsRequest(), timeout_s)
+        return {
+            link.name: answer
+            for link, answer in zip(asked, answers, strict=True)
+            if not isinstance(answer, PagewireError)
+        }
 
     async def watch_stats(
         self, interval_ms: int, *, with_window: bool
     ) -> AsyncGenerator[engine_pb2.GetStatsResponse, None]:
-        """The same again and again, until the reader closes it.
+        """What the engines count together, again and again, until the reader closes it.
 
         Raises:
-            UnavailableError: the engine is away.
-            ResourceExhaustedError: too many watch it.
+            UnavailableError: the engines are away.
+            ResourceExhaustedError: too many watch one.
         """
-        request = engine_pb2.GetStatsRequest(interval_ms=interval_ms, with_window=with_window)
-        timeout_s = None if interval_ms else CALL_TIMEOUT_S
-        async with aclosing(
-            self._started().control.watch_stats(request, timeout_s=timeout_s)
-        ) as watching:
-            async for stats in watching:
-                yield stats
+        links = list(self._started().fleet.links.values())
+        if len(links) == 1:
+            request = engine_pb2.GetStatsRequest(interval_ms=interval_ms, with_window=with_window)
+            timeout_s = None if interval_ms else CALL_TIMEOUT_S
+            watching = links[0].control.watch_stats(request, timeout_s=timeout_s)
+            async with aclosing(watching):
+                async for stats in watching:
+                    yield stats
+            return
+        request = engine_pb2.GetStatsRequest(with_window=with_window)
+        while True:
+            yield await _ask_all(self._usable(), request, _STATS_TIMEOUT_S)
+            if not interval_ms:
+                return
+            await asyncio.sleep(interval_ms / 1000)
 
     async def submit(self, request: EngineRequest) -> RemoteTokenStream:
-        """Hands a request over; returns once the engine has accepted it.
+        """Hands a request over.
 
         Raises:
             InvalidArgumentError, AlreadyExistsError, ResourceExhaustedError: it was refused.
             UnavailableError: no engine within the failover window.
         """
-        link = self._started()
-        return RemoteTokenStream(link, await link.submit(request))
+        pool = self._started()
+        if pool.closed:
+            raise UnavailableError("the engine client is not running")
+        return RemoteTokenStream(pool.failover, await pool.failover.submit(request))
 
-    def _started(self) -> EngineLink:
-        if self._link is None:
+    def _started(self) -> EnginePool:
+        if self._pool is None:
             raise UnavailableError("the engine client is not started")
-        return self._link
+        return self._pool
+
+    def _usable(self) -> list[EngineLink]:
+        links = self._started().fleet.usable
+        if not links:
+            raise UnavailableError("the engine is away")
+        return links
+
+    def _one(self, adapter: str = "") -> EngineLink:
+        """Any engine; one that has the adapter, if there is one."""
+        fleet = self._started().fleet
+        links = fleet.usable or list(fleet.links.values())
+        return next((link for link in links if adapter in link.adapters), links[0])
+
+    def _adapters(self) -> ReplicatedAdapters:
+        pool = self._started()
+        return ReplicatedAdapters(pool.fleet, pool.adapters)
+
+
+async def _ask_all(
+    links: Sequence[EngineLink], request: engine_pb2.GetStatsRequest, timeout_s: float
+) -> engine_pb2.GetStatsResponse:
+    """What those engines that answer in time count together.
+
+    Raises:
+        PagewireError: none has.
+    """
+    answers = await _ask_each(links, request, timeout_s)
+    told = [answer for answer in answers if not isinstance(answer, PagewireError)]
+    for answer in answers:
+        if isinstance(answer, PagewireError) and not told:
+            raise answer
+    return merged_stats(told)
+
+
+async def _ask_each(
+    links: Sequence[EngineLink], request: engine_pb2.GetStatsRequest, timeout_s: float
+) -> list[engine_pb2.GetStatsResponse | PagewireError]:
+    async def ask(link: EngineLink) -> engine_pb2.GetStatsResponse | PagewireError:
+        try:
+            async with aclosing(link.control.watch_stats(request, timeout_s=timeout_s)) as told:
+                return await anext(told)
+        except StopAsyncIteration:
+            return UnavailableError(f"the engine at {link.name} has told no statistics")
+        except PagewireError as error:
+            return error
+
+    return list(await asyncio.gather(*map(ask, links)))
 
 
 async def _told(task: asyncio.Task[None] | None) -> None:

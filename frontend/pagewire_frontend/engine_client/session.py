@@ -65,6 +65,7 @@ class WireSession:
         context: for the sockets.
         on_failure: told the stream number and the error of a request that failed in the engine.
         frames: where what becomes of frames is counted.
+        on_heartbeat: told each heartbeat.
 
     Attributes:
         streams: where each live stream's tokens go, by stream number.
@@ -78,6 +79,7 @@ class WireSession:
         context: zmq.Context[zmq.Socket[bytes]],
         on_failure: Callable[[int, PagewireError], None],
         frames: FrameCounts | None = None,
+        on_heartbeat: Callable[[token_deltas_pb2.Heartbeat], None] = lambda beat: None,
     ) -> None:
         self.session_id = attached.session_id
         self.secret = attached.secret
@@ -87,6 +89,7 @@ class WireSession:
         self._host = host
         self._on_failure = on_failure
         self._frames = frames or FrameCounts()
+        self._on_heartbeat = on_heartbeat
         self._numbers = itertools.count(1)
         self._connections = itertools.count(1)
         self._order = FrameOrder()
@@ -324,6 +327,7 @@ class WireSession:
         elif kind == "heartbeat":
             beat = frame.heartbeat
             self._stuck = beat.busy and beat.step_age_ms > STUCK_AFTER_S * 1000
+            self._on_heartbeat(beat)
         elif kind == "hello_reply":
             if self._greeted is not None and not self._greeted.done():
                 self._greeted.set_result(None)

@@ -49,6 +49,11 @@ class Suspects:
         """Whether nobody is suspected."""
         return not self._suspects
 
+    @property
+    def trying(self) -> bool:
+        """Whether one is on trial."""
+        return self._on_trial is not None
+
     def on_trial_in(self, session: WireSession) -> LiveRequest | None:
         """The request on trial, if it was submitted to this session."""
         live = self._on_trial

@@ -18,7 +18,7 @@ class AttachRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("session_id", "secret", "epoch", "stream_endpoint", "heartbeat_interval_ms", "session_timeout_ms", "resumed", "curve_server_key")
+    __slots__ = ("session_id", "secret", "epoch", "stream_endpoint", "heartbeat_interval_ms", "session_timeout_ms", "resumed", "curve_server_key", "draining")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class AttachResponse(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     CURVE_SERVER_KEY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     secret: str
     epoch: int
@@ -35,7 +36,8 @@ class AttachResponse(_message.Message):
     session_timeout_ms: int
     resumed: bool
     curve_server_key: bytes
-    def __init__(self, session_id: _Optional[str] = ..., secret: _Optional[str] = ..., epoch: _Optional[int] = ..., stream_endpoint: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., resumed: _Optional[bool] = ..., curve_server_key: _Optional[bytes] = ...) -> None: ...
+    draining: bool
+    def __init__(self, session_id: _Optional[str] = ..., secret: _Optional[str] = ..., epoch: _Optional[int] = ..., stream_endpoint: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., resumed: _Optional[bool] = ..., curve_server_key: _Optional[bytes] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class DetachRequest(_message.Message):
     __slots__ = ("session_id", "secret")
@@ -142,7 +144,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("epoch", "served_model_name", "architecture", "dtype", "device", "vocab_size", "max_model_len", "block_size", "num_blocks", "eos_token_ids", "default_sampling_params", "tokenizer_sha256", "created", "pagewire_version", "tasks", "pooling", "adapter_limits")
+    __slots__ = ("epoch", "served_model_name", "architecture", "dtype", "device", "vocab_size", "max_model_len", "block_size", "num_blocks", "eos_token_ids", "default_sampling_params", "tokenizer_sha256", "created", "pagewire_version", "tasks", "pooling", "adapter_limits", "weights_sha256")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +162,7 @@ class GetModelInfoResponse(_message.Message):
     TASKS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LIMITS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_SHA256_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     served_model_name: str
     architecture: str
@@ -177,7 +180,8 @@ class GetModelInfoResponse(_message.Message):
     tasks: _containers.RepeatedScalarFieldContainer[_pooling_pb2.Task]
     pooling: _pooling_pb2.PoolingInfo
     adapter_limits: AdapterLimits
-    def __init__(self, epoch: _Optional[int] = ..., served_model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., created: _Optional[int] = ..., pagewire_version: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_pooling_pb2.Task, str]]] = ..., pooling: _Optional[_Union[_pooling_pb2.PoolingInfo, _Mapping]] = ..., adapter_limits: _Optional[_Union[AdapterLimits, _Mapping]] = ...) -> None: ...
+    weights_sha256: str
+    def __init__(self, epoch: _Optional[int] = ..., served_model_name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling_params: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., created: _Optional[int] = ..., pagewire_version: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_pooling_pb2.Task, str]]] = ..., pooling: _Optional[_Union[_pooling_pb2.PoolingInfo, _Mapping]] = ..., adapter_limits: _Optional[_Union[AdapterLimits, _Mapping]] = ..., weights_sha256: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ("adapter", "adapter_version")

@@ -76,16 +76,22 @@ class Ack(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., frame: _Optional[int] = ..., rewind: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("epoch", "step", "step_age_ms", "busy")
+    __slots__ = ("epoch", "step", "step_age_ms", "busy", "draining", "num_running", "num_waiting")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     step_age_ms: int
     busy: bool
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., busy: _Optional[bool] = ...) -> None: ...
+    draining: bool
+    num_running: int
+    num_waiting: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., busy: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ...) -> None: ...
 
 class StepDeltas(_message.Message):
     __slots__ = ("epoch", "frame", "base_frame", "step", "stream", "sequence", "start", "count", "token_id", "finished", "failed", "logprobs", "prompt_logprobs", "vectors", "started")

@@ -61,7 +61,7 @@ def test_each_setting_reaches_the_program_it_belongs_to() -> None:
     assert (engine_config.model, engine_config.max_model_len) == ("m", 77)
     assert frontend_config.grace_period_s == 3
     assert (engine_config.log_level, frontend_config.log_level) == ("debug", "debug")
-    assert frontend_config.engine == f"127.0.0.1:{engine_config.port}"
+    assert frontend_config.engine == (f"127.0.0.1:{engine_config.port}",)
     assert made.stall_timeout_s == 120
 
 

@@ -129,7 +129,7 @@ def test_compose_services_join_up() -> None:
             assert port.startswith("127.0.0.1:")  # nothing is published beyond the machine
     frontend = settings("frontend", services["frontend"]["command"])
     assert isinstance(frontend, FrontendConfig)
-    assert frontend.engine.split(":")[0] in services
+    assert [engine.split(":")[0] for engine in frontend.engine] == ["engine"]
 
 
 def test_the_cpu_variant_resets_the_gpu() -> None:

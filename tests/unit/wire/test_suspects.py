@@ -13,39 +13,44 @@ from pagewire.errors import UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client import suspects as suspects_module
-from pagewire_frontend.engine_client.base import EngineRequest
-from pagewire_frontend.engine_client.failover import EngineLink
+from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
+from pagewire_frontend.engine_client.failover import Failover
+from pagewire_frontend.engine_client.fleet import Fleet
+from pagewire_frontend.engine_client.link import EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
 from pagewire_frontend.engine_client.suspects import SUSPICIOUS_DEATHS, Suspects
 
 
+async def unprepared(link: EngineLink, info: ModelInfo) -> None: ...
+
+
 @pytest.fixture
-async def link() -> AsyncIterator[EngineLink]:
-    link = EngineLink("127.0.0.1:1", 1.0)
-    yield link
-    await link.close()
+async def failover() -> AsyncIterator[Failover]:
+    failover = Failover(Fleet(1.0), 1.0, unprepared)
+    yield failover
+    await failover.close()
 
 
-def suspect(link: EngineLink) -> LiveRequest:
-    live = LiveRequest(EngineRequest("r", [1], SamplingParams()), link._forget)
-    link._lives[live] = None
+def suspect(failover: Failover) -> LiveRequest:
+    live = LiveRequest(EngineRequest("r", [1], SamplingParams()), failover._forget)
+    failover._lives[live] = None
     live.placed, live.deaths = True, SUSPICIOUS_DEATHS - 1
-    link._suspects.count_death(live, trial=None)
-    assert not link._suspects.cleared
+    failover._suspects.count_death(live, trial=None)
+    assert not failover._suspects.cleared
     return live
 
 
-async def test_one_that_is_dropped_before_its_trial_has_begun(link: EngineLink) -> None:
-    live = suspect(link)
-    link._send_for(live)
-    link.abandon(live)
+async def test_one_that_is_dropped_before_its_trial_has_begun(failover: Failover) -> None:
+    live = suspect(failover)
+    failover._send_for(live, "death")
+    failover.abandon(live)
     await asyncio.sleep(0)
-    assert link._suspects.cleared
+    assert failover._suspects.cleared
 
 
-async def test_one_that_fails_without_a_trial(link: EngineLink) -> None:
-    suspect(link).mailbox.fail(UnavailableError("the engine came back with another model"))
-    assert link._suspects.cleared
+async def test_one_that_fails_without_a_trial(failover: Failover) -> None:
+    suspect(failover).mailbox.fail(UnavailableError("the engine came back with another model"))
+    assert failover._suspects.cleared
 
 
 def placed() -> LiveRequest:
