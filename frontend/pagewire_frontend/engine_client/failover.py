@@ -245,8 +245,12 @@ class Failover:
         while True:
             if live.mailbox.ended:
                 return None
-            for evicted in self._placement.make_room_for(live):
-                self._move(evicted, "trial")
+            evicted = self._placement.make_room_for(live)
+            told = [self._move(other, "trial") for other in evicted]
+            if aborts := [task for task in told if task is not None]:
+                # They may have to come back to this engine, and not before they have left it.
+                await asyncio.wait(aborts)
+                continue
             link = self._placement.choose(live)
             if link is not None:
                 return link
@@ -261,12 +265,20 @@ class Failover:
             if not await self._fleet.wait_for_news(rest_s) and rest_s <= 0:
                 raise self._unavailable()
 
-    def _move(self, live: LiveRequest, reason: str) -> None:
-        """Gives a request that an engine could go on with to another one."""
+    def _move(self, live: LiveRequest, reason: str) -> asyncio.Task[None] | None:
+        """Gives a request that an engine could go on with to another one.
+
+        Returns:
+            The task that tells the engine.
+        """
+        task = None
         if live.link is not None and live.session is not None:
-            self._spawn(self._tell_abort(live.link, live.session, live, None, FinishReason.ABORT))
+            task = self._spawn(
+                self._tell_abort(live.link, live.session, live, None, FinishReason.ABORT)
+            )
         live.leave()
         self._send_for(live, reason)
+        return task
 
     def _send_for(self, live: LiveRequest, reason: str) -> None:
         """Has a request submitted again. One that was never accepted is still being submitted."""

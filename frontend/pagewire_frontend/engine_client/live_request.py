@@ -33,6 +33,7 @@ class LiveRequest:
         weight: what it adds to the load of that engine.
         deaths: engines that died while it was in flight, and maybe of it.
         died_at: tokens it had then.
+        proven_in: the session in which it came through a trial.
         resumptions: how often it was accepted again, with what it had produced.
         waiting_since: when it was last without an engine, seconds of the monotonic clock.
     """
@@ -64,6 +65,7 @@ class LiveRequest:
         self.weight = float(params.n)
         self.deaths = 0
         self.died_at = 0
+        self.proven_in: WireSession | None = None
         self.resumptions = 0
         self.waiting_since = time.monotonic()
 
@@ -79,6 +81,11 @@ class LiveRequest:
         return bool(self.request.past) or (
             self.placed and not mailbox.whole and mailbox.has_something
         )
+
+    @property
+    def proven(self) -> bool:
+        """Whether the engine that has it did not die of it when it was tried there."""
+        return self.session is not None and self.proven_in is self.session
 
     def join(self, link: EngineLink, session: WireSession) -> None:
         """Registers a stream for it, before it is submitted there."""

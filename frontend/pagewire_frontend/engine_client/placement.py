@@ -35,8 +35,7 @@ class Placement:
             return None  # until that engine is back, or it was taken from it
         links = self._open_to(live)
         if live in self._suspects:
-            # Alone: an engine with nothing of ours in it.
-            self._court = next((link for link in links if not link.lives), None)
+            self._court = next((link for link in links if not _unproven(link)), None)
             return self._court
         if not self._suspects.cleared:
             if len(links) == 1:
@@ -88,15 +87,15 @@ class Placement:
         )
 
     def make_room_for(self, live: LiveRequest) -> list[LiveRequest]:
-        """Requests that must go elsewhere, since a suspect is to be tried alone and no engine is
-        empty. None where it is no suspect."""
+        """Requests that must leave their engine, since a suspect is to be tried with nothing
+        unproven beside it. None where it is no suspect, or there is such an engine."""
         if live not in self._suspects or live.link is not None:
             return []
         links = self._open_to(live)
-        if not links or any(not link.lives for link in links):
+        if not links or not all(map(_unproven, links)):
             return []
         self._court = min(links, key=lambda link: link.own_load)
-        return list(self._court.lives.values())
+        return _unproven(self._court)
 
     # -- the choice ------------------------------------------------------------------------------
 
@@ -120,3 +119,7 @@ class Placement:
         candidates = [Candidate(link.name, link.load) for link in links]
         name = self._router.choose(live.prompt_keys, candidates)
         return next(link for link in links if link.name == name)
+
+
+def _unproven(link: EngineLink) -> list[LiveRequest]:
+    return [live for live in link.lives.values() if not live.proven]

@@ -88,6 +88,10 @@ class Suspects:
         self._cleared.set()
         live.mailbox.fail(InternalError("the engine died of this request each time it was tried"))
 
+    def _prove(self, live: LiveRequest) -> None:
+        live.deaths = 0
+        live.proven_in = live.session
+
     def acquit(self, live: LiveRequest) -> None:
         """The request is proven, or has ended: nobody need wait for it."""
         self._suspects.discard(live)
@@ -127,10 +131,10 @@ class Suspects:
                         await self._place(live)
                     progressed.clear()
                     await progressed.wait()
-            live.deaths = 0
+            self._prove(live)
         except TimeoutError:
             # Slow is not deadly.
-            live.deaths = 0
+            self._prove(live)
         finally:
             live.mailbox.progressed = None
             self._on_trial = None
