@@ -21,7 +21,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("NO_PROXY", "localhost,127.0.0.1,::1")
 # Settings of the developer's shell are none of the tests' business.
 for _name in [name for name in os.environ if name.startswith("PAGEWIRE_")]:
-    if _name != "PAGEWIRE_CACHE":
+    if _name != "PAGEWIRE_CACHE" and not _name.startswith("PAGEWIRE_CHAOS_"):
         del os.environ[_name]
 
 

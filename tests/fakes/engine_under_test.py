@@ -3,7 +3,7 @@
 Variables of the environment:
     TEST_STEP_S: seconds that each step takes longer.
     TEST_POISON: TOKEN:LENGTH kills the process at the step that computes output LENGTH or a later
-        one of a request with TOKEN in its prompt.
+        one of a request with TOKEN in its prompt; TOKEN:LENGTH:hang lets that step never end.
 
 SIGUSR1 cuts the connections of the delta wire, as a network would.
 """
@@ -31,16 +31,17 @@ POISON_VARIABLE = "TEST_POISON"
 
 
 class Poison:
-    """Kills this process at a step.
+    """Kills this process at a step, or lets it hang there.
 
     Args:
-        spelling: TOKEN:LENGTH, or nothing.
+        spelling: as above, or nothing.
     """
 
     def __init__(self, spelling: str) -> None:
-        token, _, length = spelling.partition(":")
+        token, length, kind, *_ = [*spelling.split(":"), "", ""]
         self._token = int(token) if token else None
         self._length = int(length or 0)
+        self._hangs = kind == "hang"
         # Of each sequence that holds the token, how much is computed when it kills.
         self._deadly: dict[int, int] = {}
 
@@ -51,6 +52,8 @@ class Poison:
         for entry in plan.scheduled:
             reach = entry.start + entry.num_tokens
             if reach >= self._deadly.get(entry.sequence_id, sys.maxsize):
+                if self._hangs:
+                    threading.Event().wait()
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

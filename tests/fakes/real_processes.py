@@ -117,7 +117,7 @@ class RealEngine(RealProcess):
     Args:
         flags: of `engine-service`, the model among them.
         step_s: seconds that each step takes longer.
-        poison: TOKEN:LENGTH, see there.
+        poison: see there.
     """
 
     def __init__(self, *flags: str, step_s: float = 0.0, poison: str = "") -> None:
@@ -169,14 +169,15 @@ class RealServe(RealProcess):
     Args:
         flags: of `pagewire serve`, the model among them.
         step_s: seconds that each step takes longer.
+        poison: see there.
     """
 
-    def __init__(self, *flags: str, step_s: float = 0.0) -> None:
+    def __init__(self, *flags: str, step_s: float = 0.0, poison: str = "") -> None:
         ports = ("--http-port=0", "--grpc-port=0", "--ui-port=0")
         super().__init__(
             ["-m", "tests.fakes.serve_under_test", *FLAGS, *ports, *flags],
             r"pagewire is ready: OpenAI API (http://\S+)/v1, gRPC ([^\s,]+)",
-            {"TEST_STEP_S": str(step_s), "OMP_NUM_THREADS": "1"},
+            {"TEST_STEP_S": str(step_s), "TEST_POISON": poison, "OMP_NUM_THREADS": "1"},
         )
 
     @property

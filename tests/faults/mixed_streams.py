@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ SCHEMA = {
 TOOL = {"name": "look_up", "description": "Looks things up.", "parameters": SCHEMA}
 PROMPTS = ("Tell me of ships.", "Once upon a time", "The numbers are", "A list of towns:")
 NEVER = "~~~~ never ~~~~"
+CUT_OFF = "the stream was cut off"
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,15 @@ class Answer:
         known = self.calls.get((index, call), ("", ""))
         self.calls[index, call] = (known[0] + name, known[1] + arguments)
 
+    def assert_begins(self, other: Answer, name: str) -> None:
+        """What has come is the beginning of the other."""
+        for index, token_ids in self.token_ids.items():
+            assert token_ids == other.token_ids[index][: len(token_ids)], name
+            assert other.texts[index].startswith(self.texts[index]), name
+        for key, (function, arguments) in self.calls.items():
+            assert other.calls[key][0] == function, name
+            assert other.calls[key][1].startswith(arguments), name
+
     def assert_equals(self, other: Answer, name: str) -> None:
         """Token for token, text for text."""
         assert self.error == "", f"{name}: {self.error}"
@@ -173,16 +183,23 @@ class MixedStreams:
         cases: what to ask.
         http: URL of the HTTP API.
         target: of the gRPC API.
+        new_answer: makes what collects an answer.
 
     Attributes:
         answers: what has come so far, by the case's name.
     """
 
-    def __init__(self, cases: Sequence[Case], http: str, target: str) -> None:
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        http: str,
+        target: str,
+        new_answer: Callable[[], Answer] = Answer,
+    ) -> None:
         self._cases = cases
         self._http = http
         self._target = target
-        self.answers = {case.name: Answer() for case in cases}
+        self.answers = {case.name: new_answer() for case in cases}
 
     async def run(self) -> dict[str, Answer]:
         """All answers, whole or broken off."""
@@ -234,11 +251,13 @@ def grpc_request(case: Case) -> inference_pb2.GenerateRequest | inference_pb2.Ch
     return request
 
 
-async def read_over_grpc(stub: Any, case: Case, answer: Answer) -> None:
+async def read_over_grpc(
+    stub: Any, case: Case, answer: Answer, timeout_s: float | None = None
+) -> None:
     """Reads a case's stream to its end."""
     method = stub.Chat if case.is_chat else stub.Generate
     try:
-        async for message in method(grpc_request(case)):
+        async for message in method(grpc_request(case), timeout=timeout_s):
             take_message(message, answer)
     except grpc.aio.AioRpcError as error:
         answer.error = f"{error.code().name}: {error.details()}"
@@ -312,7 +331,8 @@ async def read_over_http(client: httpx.AsyncClient, url: str, case: Case, answer
             elif line.startswith("data: "):
                 assert not done, "something came after the end"
                 take_event(json.loads(line.removeprefix("data: ")), answer)
-        assert done, "the stream was cut off"
+        if not done and not answer.error:
+            answer.error = CUT_OFF
 
 
 def take_event(event: dict[str, Any], answer: Answer) -> None:

@@ -26,8 +26,14 @@ class CaughtStreams:
         answers: awaited, what they have read in the end.
     """
 
-    def __init__(self, cases: Sequence[Case], http: str, target: str) -> None:
-        self.streams = MixedStreams(cases, http, target)
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        http: str,
+        target: str,
+        new_answer: Callable[[], Answer] = Answer,
+    ) -> None:
+        self.streams = MixedStreams(cases, http, target, new_answer)
         self.answers = asyncio.create_task(self.streams.run())
 
     def shares(self, expected: Mapping[str, Answer]) -> list[float]:

@@ -73,7 +73,7 @@ async def test_over_an_engine_that_was_killed_and_started_again(tiny: TinyModel)
 async def test_over_an_engine_that_the_supervisor_starts_again(
     tiny: TinyModel, blow: signal.Signals
 ) -> None:
-    flags = (*tiny.flags, "--engine-stall-timeout=1.5")
+    flags = (*tiny.flags, "--engine-stall-timeout=4")
     with RealServe(*flags, step_s=STEP_S) as serve:
         engine = serve.engine()
         caught = await catch_in_the_middle(
@@ -152,9 +152,7 @@ async def test_past_the_timeout_each_stream_ends_unavailable_with_what_it_had(
             assert not answer.endings, name
             wanted = tiny.expected[name]
             assert EARLIEST <= answer.num_tokens / wanted.num_tokens <= LATEST
-            for index, token_ids in answer.token_ids.items():
-                assert token_ids == wanted.token_ids[index][: len(token_ids)], name
-                assert wanted.texts[index].startswith(answer.texts[index]), name
+            answer.assert_begins(wanted, name)
         # And the frontend is there for the next engine.
         await asyncio.to_thread(engine.start)
         await until_ready(frontend.http)
