@@ -1,7 +1,7 @@
 """lm-eval's scores of a pagewire server and of transformers, of the same weights, item by item.
 
     python -m venv /tmp/lm-eval
-    /tmp/lm-eval/bin/pip install torch==2.13.0 "lm-eval[api]" transformers
+    /tmp/lm-eval/bin/pip install torch==2.13.0 "lm-eval[api,hf]"
     python -m tests.bench.lm_eval.compare --lm-eval /tmp/lm-eval/bin/lm_eval
 
 lm-eval has an environment of its own, since it brings other versions of much. Prints a JSON line;
