@@ -68,6 +68,7 @@ def evaluate(lm_eval: str, model: str, arguments: dict[str, Any], out: Path) -> 
             f"--output_path={out}",
             "--log_samples",
             "--batch_size=1",
+            "--device=cpu",
             "--seed=1",
         ],
         cwd=ROOT,
@@ -119,7 +120,7 @@ def main() -> int:
         theirs = evaluate(
             options.lm_eval,
             "hf",
-            {"pretrained": folder / "model", "dtype": "float32", "device": "cpu"},
+            {"pretrained": folder / "model", "dtype": "float32"},
             folder / "theirs",
         )
     choices, sums = TASKS
