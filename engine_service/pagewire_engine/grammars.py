@@ -6,8 +6,9 @@ Imported where the first constraint is compiled, and by `grammar_trial`.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -38,7 +39,8 @@ def make_vocabulary(
     """
     try:
         content = json.loads(tokenizer_json)
-        content["truncation"] = content["padding"] = None
+        content["truncation"] = content["padding"] = content["post_processor"] = None
+        _hide_control_tokens(content)
         text = json.dumps(content, ensure_ascii=False)
         return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
     except Exception as error:  # pyo3 raises several kinds, ValueError among them
@@ -46,6 +48,27 @@ def make_vocabulary(
             f"the model's tokenizer does not serve constraints on outputs: {reason(str(error))}",
             field=FIELD,
         ) from error
+
+
+def _hide_control_tokens(content: dict[str, Any]) -> None:
+    """Gives control tokens names in a `tokenizer.json` that nobody can write.
+
+    Where only one text can follow, llguidance tokenizes it and allows the first token of that alone.
+    A text such as `<|im_end|>`, in a choice or a constant, has to come out as plain tokens.
+    """
+    secret = secrets.token_hex(8)
+    names: dict[str, str] = {}
+    for token in content.get("added_tokens") or ():
+        if token.get("special"):
+            names[token["content"]] = token["content"] = f"<{token['id']} {secret}>"
+    model = content["model"]
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(text, text): number for text, number in vocabulary.items()}
+    elif isinstance(vocabulary, list):
+        model["vocab"] = [[names.get(text, text), score] for text, score in vocabulary]
+    if (unknown := model.get("unk_token")) in names:
+        model["unk_token"] = names[unknown]
 
 
 def grammar_text(constraint: StructuredOutput) -> str:

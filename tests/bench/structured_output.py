@@ -1,19 +1,20 @@
-"""What constraints on outputs cost: `python tests/bench/structured_output.py [--rows N --steps N]`.
+"""What constraints on outputs cost: `python -m tests.bench.structured_output`.
 
-Decodes the small real model with and without constraints, and prints one JSON object: the seconds
-until the vocabulary was ready, and for each kind of constraint the time to compile it, and by row
-the time to fill its mask, to apply it, and their share of a step.
+Decodes the small real model in turns with and without a constraint, as often as `--turns` says, and
+prints a JSON line for each number of rows and kind of constraint: the time to compile it, the mean
+time of a step with it over that without, and of what of a step is spent on masks: by row the time
+to fill its mask and to apply it, and their share of a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from pagewire.config import EngineConfig
 from pagewire.sampling_params import SamplingParams
@@ -40,8 +41,10 @@ PERSON = {
     },
     "required": ["name", "age", "email", "roles", "address"],
 }
+NAMES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 100}
 KINDS = {
     "json_schema": StructuredOutput(json_schema=json.dumps(PERSON)),
+    "unique_items": StructuredOutput(json_schema=json.dumps(NAMES)),
     "json_object": StructuredOutput(json_object=True),
     "regex": StructuredOutput(regex="([A-Z][a-z]{2,12} ){4,400}"),
     "choice": StructuredOutput(choice=tuple(f"choice number {n} of many" for n in range(500))),
@@ -99,12 +102,44 @@ def decode(
     return seconds
 
 
+def measured(
+    executor: SingleProcessExecutor,
+    constraint: StructuredOutput,
+    asked: argparse.Namespace,
+    rows: int,
+    spent: tuple[Timed, Timed],
+    first_ids: Iterator[int],
+) -> dict[str, float]:
+    """The figures of one constraint."""
+    free: list[float] = []
+    held: list[float] = []
+    masks, applied = spent
+    for each in spent:
+        each.seconds.clear()
+    for _ in range(asked.turns):
+        free += decode(executor, next(first_ids), None, rows, asked.steps)[1:]
+        held += decode(executor, next(first_ids), constraint, rows, asked.steps)[1:]
+    mask_s = sum(masks.seconds) / len(held)
+    apply_s = sum(applied.seconds) / len(held)
+    mean = statistics.fmean(free)
+    return {
+        "free_step_ms": 1e3 * mean,
+        "step_ratio": statistics.fmean(held) / mean,
+        "median_step_ratio": statistics.median(held) / statistics.median(free),
+        "mask_us_a_row": 1e6 * mask_s / rows,
+        "apply_us_a_row": 1e6 * apply_s / rows,
+        "share_of_a_step": (mask_s + apply_s) / mean,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=48)
-    rows, num_steps = (arguments := parser.parse_args()).rows, arguments.steps
-    config = EngineConfig(model=str(smollm2_path()), num_gpu_blocks_override=8 * rows)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=4)
+    asked = parser.parse_args()
+    most = max(asked.rows)
+    config = EngineConfig(model=str(smollm2_path()), num_gpu_blocks_override=8 * most)
     files = resolve_model(config)
     description = load_description(files, config)
     grammars = GrammarCompiler(
@@ -116,28 +151,21 @@ def main() -> None:
     executor = SingleProcessExecutor(config, files, grammars)
     started = time.perf_counter()
     grammars.start(StructuredOutput(choice=("a",))).result()
-    told: dict[str, Any] = {"rows": rows, "first_constraint_s": time.perf_counter() - started}
-    masks = Timed(GrammarMasks, "masks")
-    applied = Timed(Sampler, "_apply_masks")
-    decode(executor, 0, None, rows, num_steps)
-    free = statistics.median(decode(executor, 1000, None, rows, num_steps))
-    told["free_step_ms"] = 1e3 * free
-    for number, (name, constraint) in enumerate(KINDS.items(), start=2):
-        started = time.perf_counter()
-        grammars.start(constraint).result()
-        compile_s = time.perf_counter() - started
-        masks.seconds.clear()
-        applied.seconds.clear()
-        steps = decode(executor, 1000 * number, constraint, rows, num_steps)
-        by_step = [a + b for a, b in zip(masks.seconds[1:], applied.seconds[1:], strict=False)]
-        told[name] = {
-            "compile_ms": 1e3 * compile_s,
-            "step_ms": 1e3 * statistics.median(steps),
-            "mask_us_a_row": 1e6 * float(np.mean(masks.seconds[1:])) / rows,
-            "apply_us_a_row": 1e6 * float(np.mean(applied.seconds[1:])) / rows,
-            "share_of_a_step": float(np.mean(by_step)) / free,
-        }
-    print(json.dumps(told, indent=1))
+    print(json.dumps({"first_constraint_s": round(time.perf_counter() - started, 3)}))
+    spent = (Timed(GrammarMasks, "masks"), Timed(Sampler, "_apply_masks"))
+    first_ids = itertools.count(0, 1000)
+    decode(executor, next(first_ids), None, most, asked.steps)
+    for rows in asked.rows:
+        for name, constraint in KINDS.items():
+            started = time.perf_counter()
+            grammars.start(constraint).result()
+            compile_ms = 1e3 * (time.perf_counter() - started)
+            decode(executor, next(first_ids), constraint, rows, 8)
+            found = measured(executor, constraint, asked, rows, spent, first_ids)
+            told: dict[str, Any] = {"rows": rows, "kind": name, "compile_ms": compile_ms} | found
+            print(
+                json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()})
+            )
     executor.shutdown()
     grammars.close()
 
