@@ -53,8 +53,8 @@ def make_vocabulary(
 def _hide_control_tokens(content: dict[str, Any]) -> None:
     """Gives control tokens names in a `tokenizer.json` that nobody can write.
 
-    Where only one text can follow, llguidance tokenizes it and allows the first token of that alone.
-    A text such as `<|im_end|>`, in a choice or a constant, has to come out as plain tokens.
+    Where only one text can follow, llguidance tokenizes it and allows its first token alone. A text
+    such as `<|im_end|>`, in a choice or a constant, has to come out as plain tokens.
     """
     secret = secrets.token_hex(8)
     names: dict[str, str] = {}
