@@ -259,6 +259,38 @@ async def test_a_query_of_death_fails_alone() -> None:
         await client.close()
 
 
+async def test_a_request_that_left_an_engine_which_has_not_heard_comes_back_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a Submit overtakes the abort of the place that the request had before."""
+    with FakeEngine(step_time_s=STEP_TIME_S) as engine, WirePeer(engine.target) as peer:
+        client = RemoteEngineClient(engine.target)
+        await client.start()
+        wanted = await collect(await client.submit(request("quiet", max_tokens=200)))
+        stream = await client.submit(request("moved", max_tokens=200))
+        collected = Collected()
+        deltas = aiter(stream)
+        collected.add(await anext(deltas))
+        failover = stream._failover
+        tell_abort = failover._tell_abort
+        lost: list[str] = []
+
+        async def lose_the_first(*told: object) -> None:
+            if not lost:
+                lost.append("abort")
+                return
+            await tell_abort(*told)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(failover, "_tell_abort", lose_the_first)
+        failover._move(stream._live, "drain")
+        async for more in deltas:
+            collected.add(more)
+        assert collected.token_ids == wanted.token_ids
+        assert stream.resumptions == 1
+        wait_until(lambda: peer.stats().num_running == 0, "nothing of it is left")
+        await client.close()
+
+
 FRONTEND = """
 import asyncio, json, sys
 from pagewire.sampling_params import SamplingParams

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from pagewire.errors import (
+    AlreadyExistsError,
     InternalError,
     PagewireError,
     ResourceExhaustedError,
@@ -166,6 +167,7 @@ class Failover:
             PagewireError: the engine refuses it.
         """
         delay = MIN_RETRY_S
+        was_elsewhere = live.placed
         while not live.mailbox.ended:
             link = await self._link_for(live)
             session = None if link is None else link.session
@@ -184,6 +186,7 @@ class Failover:
             except TransportError as error:
                 # It may have arrived: the same number and id again are the same request.
                 link.last_error = error.message
+                was_elsewhere = True
                 if live.session is not session:
                     continue  # it has been moved to another engine
                 if time.monotonic() - live.waiting_since > self._window_s:
@@ -191,7 +194,14 @@ class Failover:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_S)
             except _MovedError:
-                continue
+                was_elsewhere = True
+            except AlreadyExistsError:
+                # It had left that engine, which has not heard, or has got an earlier Submit since.
+                if not was_elsewhere or time.monotonic() - live.waiting_since > self._window_s:
+                    raise
+                await self._tell_abort(link, session, live, None, FinishReason.ABORT)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, MAX_RETRY_S)
 
     async def _submit_to(self, link: EngineLink, session: WireSession, live: LiveRequest) -> None:
         """One Submit.
