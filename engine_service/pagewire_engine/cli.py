@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from pagewire.config import EngineConfig
+from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
 from pagewire.process_end import end_process
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("torch") is None:
         return _fail("the engine needs torch: pip install 'pagewire[engine]'")
     configure_logging(config.log_level, config.log_format, "engine-service")
+    raise_descriptor_limit()
     # Handlers before the work: a Ctrl-C while weights load ends the process at once and quietly.
     stop, hurry = threading.Event(), threading.Event()
     loaded = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from pagewire.config import EngineConfig
 from pagewire.errors import InvalidArgumentError, UnavailableError
+from pagewire_engine.errors import StartupError
 from pagewire_engine.models.errors import ModelFileError, ModelNotFoundError
 
 # Never *.bin, *.pt or *.py: pagewire reads no pickle and runs no code of a model.
@@ -23,6 +25,8 @@ _TOKENIZER_PATTERNS = [
 _HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", *_TOKENIZER_PATTERNS]
 _GGUF_PATTERNS = ["*.gguf", "*.json"]
 _MOST_NAMES = 8
+# The disk is full, or this user has no more of it, or may not write there.
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
 def download_model(config: EngineConfig, *, weights: bool = True) -> Path:
@@ -105,6 +109,12 @@ def _download(config: EngineConfig, patterns: list[str]) -> Path:
             field="model",
         ) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            raise StartupError(
+                f"{where} can't be kept on this disk ({error.strerror}): make room in the hub's "
+                "cache (HF_HOME), or name another folder",
+                field="download_dir",
+            ) from error
         raise UnavailableError(
             f"{where} is not on this machine and the hub can't be reached "
             f"({type(error).__name__}); give a local folder, or check network and HF_ENDPOINT",

@@ -49,6 +49,7 @@ class StreamEndpoint:
         self._wanted = wanted
         self._host = host
         self.advertised = ""
+        self._path: Path | None = None
         self.curve_public_key: bytes | None = None
 
     def bind(self, socket: zmq.Socket[bytes]) -> None:
@@ -72,23 +73,37 @@ class StreamEndpoint:
             ) from None
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         if scheme == "ipc":
-            os.chmod(bound.removeprefix("ipc://"), 0o600)
+            self._path = Path(bound.removeprefix("ipc://"))
+            os.chmod(self._path, 0o600)
         self.advertised = _advertised(bound)
+
+    def hide(self) -> None:
+        """Lets nobody connect any more; connections that are there last. To unbind would cut them.
+
+        Only on ipc: a path that is gone can't be connected to.
+        """
+        if self._path is not None:
+            self._path.rename(self._hidden(self._path))
+
+    def show(self) -> None:
+        """Lets frontends connect again."""
+        if self._path is not None:
+            self._hidden(self._path).rename(self._path)
+
+    def _hidden(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}.hidden")
 
     def close(self) -> None:
         """Removes what `bind` made on disk. Safe to call twice."""
+        if self._path is not None:
+            self._hidden(self._path).unlink(missing_ok=True)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
     def _choose(self) -> str:
         if is_loopback(self._host):
-            _sweep(Path(tempfile.gettempdir()))
-            # mkdtemp makes it 0700: other users of the machine can't connect.
-            directory = tempfile.mkdtemp(prefix=_PREFIX)
-            if len(f"{directory}/{_SOCKET}") > _MAX_IPC_PATH:
-                os.rmdir(directory)
-                directory = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+            directory = _private_folder()
             self._directory = Path(directory)
             return f"ipc://{directory}/{_SOCKET}"
         host = f"[{self._host}]" if ":" in self._host and "[" not in self._host else self._host
@@ -101,6 +116,27 @@ class StreamEndpoint:
         socket.curve_server = True
         socket.curve_secretkey = secret_key
         socket.curve_publickey = self.curve_public_key
+
+
+def _private_folder() -> str:
+    """A folder for the socket that only we can enter: mkdtemp makes it 0700.
+
+    Raises:
+        StartupError: there is no room for it.
+    """
+    try:
+        _sweep(Path(tempfile.gettempdir()))
+        directory = tempfile.mkdtemp(prefix=_PREFIX)
+        if len(f"{directory}/{_SOCKET}") > _MAX_IPC_PATH:
+            os.rmdir(directory)
+            directory = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+        return directory
+    except OSError as error:
+        raise StartupError(
+            f"there is no folder for the delta wire's socket ({error}): make room, set TMPDIR to a "
+            "folder that can be written, or name a path: ipc://PATH",
+            field="stream_endpoint",
+        ) from None
 
 
 def check_endpoint(endpoint: str) -> None:

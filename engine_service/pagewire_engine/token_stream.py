@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import zmq
 
 from pagewire.delta_frames import DamagedFrameError, Dropped, FrameCounts, seal, unseal
+from pagewire.descriptors import spare_descriptors
 from pagewire.errors import PagewireError
 from pagewire.limited_log import LimitedLog
 from pagewire.outputs import RequestTimes
@@ -39,6 +40,9 @@ _PAUSE_S = 2.0
 _MAX_FRONTEND_FRAME = 1 << 16
 # Taken in before anything is sent: a peer that floods the wire must not silence all others.
 _FRAMES_A_TURN = 1024
+# Kept free: libzmq aborts the process when it finds none for a connection that it accepts on ipc.
+_LEAST_DESCRIPTORS = 16
+_DESCRIPTORS_INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class TokenStreams:
         self._asleep = False
         self._stopping = False
         self._beat_now = False
+        self._listening = True
+        self._next_count = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._open_router()
         self._thread = threading.Thread(target=self._run, name="token-streams", daemon=True)
@@ -171,12 +177,31 @@ class TokenStreams:
                         next_heartbeat = now + self.heartbeat_interval_s
                         self._send_heartbeats()
                         self.sessions.bury_the_silent(now)
+                    if now >= self._next_count:
+                        self._next_count = now + _DESCRIPTORS_INTERVAL_S
+                        self._listen_while_there_are_descriptors()
                     timeout_ms = self._sleep_ms(now, next_heartbeat)
             except Exception:
                 # Streams of every frontend hang on this thread; none may take it down.
                 logger.exception("a turn of the delta wire failed")
                 time.sleep(0.01)
         self._close()
+
+    def _listen_while_there_are_descriptors(self) -> None:
+        enough = spare_descriptors() > _LEAST_DESCRIPTORS
+        if enough == self._listening:
+            return
+        if enough:
+            self.endpoint.show()
+            logger.warning("there are file descriptors again: the delta wire takes connections")
+        else:
+            self.endpoint.hide()
+            logger.error(
+                "this process may open %d more files: the delta wire takes no new connections "
+                "until others have closed theirs; raise the limit (ulimit -n, LimitNOFILE)",
+                spare_descriptors(),
+            )
+        self._listening = enough
 
     def _wake(self) -> None:
         try:

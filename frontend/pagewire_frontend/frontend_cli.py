@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
 from pagewire.settings import SettingsError, describe_failure, parse_settings
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         positional=["engine"],
     )
     configure_logging(config.log_level, config.log_format, _PROG)
+    raise_descriptor_limit()
     if config.log_level != "debug":
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
     worker = Worker.from_environment()

