@@ -1,5 +1,5 @@
-"""A full disk under the caches, the sockets' folder and the log: a clear error or none, nothing half
-written is taken for whole, and who serves goes on."""
+"""A full disk under the caches, the sockets' folder and the log: a clear error or none, nothing
+half written is taken for whole, and who serves goes on."""
 
 from __future__ import annotations
 
