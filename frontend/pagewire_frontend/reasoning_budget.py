@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from pagewire.outputs import FinishReason
+from pagewire.outputs import FinishReason, PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.answer_format import AnswerFormat
 from pagewire_frontend.engine_client.base import PastSequence, TokenDelta
@@ -35,7 +35,7 @@ class ReasoningBudget:
 
     Args:
         answer: with a budget and the format of the reasoning.
-        params: n and max_tokens are read.
+        params: n, max_tokens and logprobs are read.
 
     Attributes:
         spent: a sequence's reasoning was ended; the engine has to be told.
@@ -45,6 +45,7 @@ class ReasoningBudget:
         self._limit = answer.thinking_token_budget or 0
         self._end = list(answer.reasoning_end)
         self._max_tokens = params.max_tokens
+        self._with_logprobs = params.logprobs is not None
         self._sequences: list[_Watched] = []
         for _ in range(params.n):
             parser = answer.reasoning_parser()
@@ -109,6 +110,9 @@ class ReasoningBudget:
         if self._max_tokens is not None:
             room = self._max_tokens - len(watched.token_ids)
         end = TokenDelta(whole.index, len(watched.token_ids), self._end[:room])
+        if self._with_logprobs:
+            # The model had no choice: each position is there, and adds nothing to the sum.
+            end.logprobs = [PositionLogprobs(TokenLogprob(t, 0.0, 1), []) for t in end.token_ids]
         self._take(watched, sequence, end, whole)
         watched.end_written = True
         self.spent = self.spent or not sequence.finished

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.errors import InvalidArgumentError
-from pagewire.outputs import FinishReason
+from pagewire.outputs import FinishReason, PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client.base import EngineRequest, TokenDelta
 from pagewire_frontend.finished import FinishedGeneration
@@ -22,6 +22,12 @@ from tests.fakes.replaying_client import ReplayingClient, turns_of
 OPENED = "{{ messages[0].content }}<think>\n{# </think> #}"
 UNOPENED = "{{ messages[0].content }}{# </think> #}"
 END = "\n</think>\n\n"
+
+
+def position_of(token_id: int) -> PositionLogprobs:
+    """What the engine tells of a token, the same wherever it stands."""
+    token = TokenLogprob(token_id, -0.5 - token_id / 1000, 1 + token_id % 7)
+    return PositionLogprobs(token, [token])
 
 
 class Engine(ReplayingClient):
@@ -50,6 +56,9 @@ class Engine(ReplayingClient):
                 was_cut = past.token_ids != ids[:start]
                 ids = ids_of(self._answer_text) if was_cut else ids[start:]
             turns = turns_of(ids, self._sizes, sequence_index=index)
+            if request.sampling_params.logprobs is not None:
+                for (delta,) in turns:
+                    delta.logprobs = [position_of(token_id) for token_id in delta.token_ids]
             for turn in turns:
                 turn[0].start += start
             by_sequence.append(turns)
@@ -93,6 +102,31 @@ async def test_reasoning_is_cut_at_its_budget_however_tokens_come(
     assert requests[0].request_id != requests[1].request_id
     assert requests[0].prompt_token_ids == requests[1].prompt_token_ids
     assert engine.streams[0].aborts == 1
+
+
+@settings(max_examples=30)
+@given(sizes=sizes, budget=st.integers(0, 12), room=st.integers(1, 40))
+async def test_each_token_has_its_log_probability_written_ones_too(
+    sizes: list[int], budget: int, room: int
+) -> None:
+    max_tokens = budget + room
+    engine = Engine(["a b c d e f g h i j k l m n o p q r s t"], "Yes, they do.", sizes, OPENED)
+    whole, requests = await run(engine, budget, logprobs=1, max_tokens=max_tokens)
+    (sequence,) = whole.sequences
+    told = [position.token for position in sequence.logprobs]
+    assert [token.token_id for token in told] == sequence.token_ids
+    written = range(budget, min(budget + len(ids_of(END)), max_tokens))
+    for n, token in enumerate(told):
+        expected = 0.0 if n in written else position_of(token.token_id).token.logprob
+        assert token.logprob == expected
+    texts = [position.token.text for position in sequence.logprobs]
+    offsets = [position.text_offset for position in sequence.logprobs]
+    assert offsets == [len("".join(texts[:n])) for n in range(len(texts))]
+    if len(requests) > 1:
+        past = requests[1].past[0]
+        assert past.cumulative_logprob == pytest.approx(
+            sum(t.logprob for t in told[: len(past.token_ids)])
+        )
 
 
 @pytest.mark.parametrize("template", [OPENED, UNOPENED])
