@@ -109,6 +109,7 @@ def answer(llm: LLM, some: list[Case], way: str, asked: argparse.Namespace) -> N
         case.num_tokens += len(answered.token_ids)
         if answered.finish_reason == "length":
             case.told[way] = "cut"
+            case.note = f"cut: {answered.text[:200]} ... {answered.text[-200:]}"
             continue
         try:
             error = next(validator(case.text).iter_errors(value_of(answered.text)), None)
