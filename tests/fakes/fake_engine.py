@@ -51,9 +51,10 @@ def build_fake_engine(
     tokenizer_files: Mapping[str, bytes] | None = None,
     on_execute: Callable[[StepPlan], None] | None = None,
     pools: bool = False,
+    weights: str = "",
 ) -> BuiltEngine:
     """An engine over integers, as `pagewire_engine.build.build_engine` would give it; with `pools`
-    its model gives vectors, and generates nothing."""
+    its model gives vectors, and generates nothing. `weights` tell its model from another."""
     executor = FakeExecutor(
         num_blocks,
         block_size,
@@ -85,6 +86,7 @@ def build_fake_engine(
         tasks=(Task.EMBED, Task.SCORE) if pools else (Task.GENERATE,),
         pooling=PoolingInfo(2) if pools else None,
         adapters=adapters,
+        weights_sha256=weights,
     )
 
 
@@ -213,6 +215,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     while not stop.wait(0.5):
         pass
+    if config.drain_timeout_s:
+        server.drain(config.drain_timeout_s, threading.Event())
     server.stop()
 
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from pagewire.errors import InternalError
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest
-from pagewire_frontend.engine_client.remote import RemoteEngineClient
-from tests.e2e.wire_peer import Collected, WirePeer, collect, request, wait_until_async
+from tests.e2e.wire_peer import WirePeer, collect, request, wait_until_async
 from tests.fakes.fake_engine import FakeEngineProcess
+from tests.fakes.replicas import (
+    Load,
+    connected,
+    prompts,
+    shares,
+    state_of,
+    states,
+    undisturbed,
+)
 
 STEP_TIME_S = 0.01
 NUM_STREAMS = 16
-NUM_TOKENS = 120
 NUM_PROMPTS = 12
 
 
@@ -32,91 +36,6 @@ def engines() -> Iterator[list[FakeEngineProcess]]:
         FakeEngineProcess(step_time_s=STEP_TIME_S) as other,
     ):
         yield [one, other]
-
-
-@asynccontextmanager
-async def connected(
-    engines: Sequence[FakeEngineProcess], **settings: Any
-) -> AsyncIterator[RemoteEngineClient]:
-    """A client of all of them, once each takes requests."""
-    targets = [engine.target for engine in engines]
-    client = RemoteEngineClient(*targets, **{"failover_window_s": 60.0, **settings})
-    await client.start()
-    try:
-        await wait_until_async(lambda: states(client) == {"ready"}, "all engines are there")
-        yield client
-    finally:
-        await client.close()
-
-
-def states(client: RemoteEngineClient) -> set[str]:
-    return {engine.state for engine in client.statuses().engines}
-
-
-def state_of(client: RemoteEngineClient, engine: FakeEngineProcess) -> str:
-    return {each.name: each.state for each in client.statuses().engines}[engine.target]
-
-
-def shares(client: RemoteEngineClient, engines: Sequence[FakeEngineProcess]) -> list[int]:
-    """Requests that each has now."""
-    told = {engine.name: engine.num_requests for engine in client.statuses().engines}
-    return [told[engine.target] for engine in engines]
-
-
-def prompts(number: int) -> list[EngineRequest]:
-    """Greedy and seeded ones, with different prompts."""
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 1.0, "seed": 5, "n": 2},
-    ]
-    return [
-        request(f"r{i}", (i + 1, i + 2, i + 3), max_tokens=NUM_TOKENS, **kinds[i % 2])
-        for i in range(number)
-    ]
-
-
-class Load:
-    """Streams that are under way together.
-
-    Attributes:
-        results: awaited, what each gave in the end.
-    """
-
-    def __init__(self, client: RemoteEngineClient, requests: Sequence[EngineRequest]) -> None:
-        self.collected = [Collected() for _ in requests]
-        self.results = asyncio.gather(
-            *(
-                self._read(client, each, collected)
-                for each, collected in zip(requests, self.collected, strict=True)
-            )
-        )
-
-    async def _read(
-        self, client: RemoteEngineClient, one: EngineRequest, collected: Collected
-    ) -> None:
-        async for deltas in await client.submit(one):
-            collected.add(deltas)
-
-    async def in_the_middle(self) -> None:
-        """Until each stream has a part of its tokens."""
-        await wait_until_async(
-            lambda: all(
-                len(each.token_ids.get(0, ())) > NUM_TOKENS // 6 for each in self.collected
-            ),
-            "each stream has begun",
-        )
-        assert not self.results.done()
-
-    async def tokens(self) -> list[dict[int, list[int]]]:
-        await asyncio.wait_for(self.results, 120)
-        return [each.token_ids for each in self.collected]
-
-
-async def undisturbed(
-    engine: FakeEngineProcess, requests: Sequence[EngineRequest]
-) -> list[dict[int, list[int]]]:
-    async with connected([engine]) as client:
-        return await Load(client, requests).tokens()
 
 
 async def test_streams_of_a_killed_engine_go_on_in_the_other_at_once(
@@ -243,25 +162,3 @@ async def test_requests_that_begin_alike_go_to_one_engine_which_has_them_cached(
         routed = sorted(engine.num_routed for engine in client.statuses().engines)
     assert cached == [512] * 6
     assert routed == [0, 7]
-
-
-async def test_one_engine_by_two_names_is_one_engine(
-    engines: list[FakeEngineProcess], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    port = engines[0].port
-    client = RemoteEngineClient(f"127.0.0.1:{port}", f"localhost:{port}")
-    await client.start()
-    try:
-        await wait_until_async(
-            lambda: (
-                sorted(engine.state for engine in client.statuses().engines)
-                == ["duplicate", "ready"]
-            ),
-            "one of them is left alone",
-        )
-        assert "are the same engine" in caplog.text
-        got = await collect(await client.submit(request(max_tokens=5)))
-        assert len(got.token_ids[0]) == 5
-    finally:
-        await client.close()
