@@ -19,10 +19,11 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire_engine.errors import StartupError
 from pagewire_engine.service import check_addresses
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
-from tests.e2e.wire_peer import collect, request
+from tests.e2e.wire_peer import collect, request, wait_until_async
 from tests.fakes.fake_engine import FakeEngine, fake_config
 from tests.fakes.fake_engine_client import FakeEngineClient
 from tests.fakes.frontend import running_frontend
+from tests.fakes.ports import free_port
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Files:
-    """An issuer, a server's pair, a client's, and an issuer that nobody trusts."""
+    """An issuer, a server's pair, one of servers behind a name, a client's, and an issuer that
+    nobody trusts."""
 
     ca: str
     server: Pair
+    replicas: Pair
     client: Pair
     other_ca: str
     other_client: Pair
@@ -66,6 +69,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(
         ca=ca_path,
         server=pair(ca, "server", "localhost", "127.0.0.1"),
+        replicas=pair(ca, "replicas", "engines.example"),
         client=pair(ca, "client", "client@example.org"),
         other_ca=other_path,
         other_client=pair(other, "other-client", "client@example.org"),
@@ -156,6 +160,35 @@ async def test_a_frontend_reaches_its_engine_by_mtls(files: Files) -> None:
             with pytest.raises(UnavailableError):
                 await stranger.start()
             await stranger.close()
+
+
+async def test_engines_behind_one_name_need_certificates_for_the_name(files: Files) -> None:
+    port = free_port()
+    config = {"tls_cert": files.replicas.cert, "tls_key": files.replicas.key, "port": port}
+
+    async def resolve(name: str) -> list[str]:
+        return ["127.0.0.1", "127.0.0.2"]
+
+    with (
+        FakeEngine(fake_config(**config, host="127.0.0.1")),
+        FakeEngine(fake_config(**config, host="127.0.0.2")),
+    ):
+        tls = ClientTls(Path(files.ca))
+        client = RemoteEngineClient(f"engines.example:{port}", tls=tls, resolve=resolve)
+        await client.start()
+        try:
+            await wait_until_async(
+                lambda: [each.state for each in client.statuses().engines] == ["ready"] * 2,
+                "both are reached",
+            )
+            assert (await collect(await client.submit(request("r", max_tokens=4)))).finished
+        finally:
+            await client.close()
+        stranger = RemoteEngineClient(
+            f"others.example:{port}", failover_window_s=0.5, tls=tls, resolve=resolve
+        )
+        with pytest.raises(UnavailableError):
+            await stranger.start()
 
 
 def test_files_that_cant_be_used_are_named(files: Files, tmp_path: Path) -> None:
