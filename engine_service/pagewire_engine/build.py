@@ -100,6 +100,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         from pagewire_engine.tokenizer_files import load_model_tokenizer
         from pagewire_engine.weights_fingerprint import weights_fingerprint
         from pagewire_engine.worker.device import wake_device
+        from pagewire_kernels.openmp import release_threads
 
     # Beside what is read and imported next.
     wake_device(config.device)
@@ -137,6 +138,8 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     except BaseException:
         executor.shutdown()
         raise
+    # Another thread runs the steps.
+    release_threads()
     times.add(info.startup_s)
     report(f"loaded in {times}")
     return BuiltEngine(

@@ -1,6 +1,6 @@
 """Builds the C++ kernels: `python -m pagewire_kernels.build`.
 
-On x86 there are four levels of instructions, each a library of its own for every processor that
+On x86 there are five levels of instructions, each a library of its own for every processor that
 has them; `--all-levels` builds them all, for an image that runs elsewhere. Which one is loaded is
 decided where it runs. Other processors get what the compiler makes for the one it runs on.
 
@@ -36,7 +36,7 @@ _FLAGS = (
     "-O3",
     "-ffp-contract=fast",
     "-fno-math-errno",
-    "-fopenmp",
+    "-pthread",
     "-fPIC",
 )
 _BUILD_TIMEOUT_S = 600
@@ -64,12 +64,17 @@ class Level:
     processor: str = ""
 
 
-# The levels of the x86-64 psABI, best first, and one with its products of integers. They are
-# separate libraries, since parts of the C++ library that the compiler puts into each object are
-# merged when linked: with the wrong one's instructions.
+# The levels of the x86-64 psABI, best first, and two with products of integers and of bfloat16.
+# They are separate libraries, since parts of the C++ library that the compiler puts into each
+# object are merged when linked: with the wrong one's instructions.
 _X86_V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 _X86_V4 = _X86_V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 X86_LEVELS = (
+    Level(
+        "x86-64-v4-bf16",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        _X86_V4 | frozenset(["avx512_vnni", "avx512_bf16"]),
+    ),
     Level(
         "x86-64-v4-vnni",
         ("-march=x86-64-v4", "-mavx512vnni"),

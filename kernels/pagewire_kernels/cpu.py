@@ -29,6 +29,7 @@ _SIGNATURES = {
     ),
     "pagewire_write_kv": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 5,
     "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
+    "pagewire_packed_depth": [ctypes.c_int32, _INT],
     "pagewire_pack_weight": [ctypes.c_int32] + [_POINTER] * 2 + [_INT] * 4,
     "pagewire_unpack_rows": [ctypes.c_int32] + [_POINTER] * 4 + [_INT] * 2,
     "pagewire_linear": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 5 + [ctypes.c_int32, _INT],
@@ -197,8 +198,6 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
             "the C++ kernels are not built on this machine; run `python -m pagewire_kernels.build` "
             "(it takes some seconds and needs g++ or clang++), or use --attention-backend torch"
         )
-    # torch is imported above, so its OpenMP runtime is in the process already and the library
-    # binds to that: one thread pool serves both.
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -216,6 +215,7 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
         function.errcheck = _raise_where_memory_ran_out
     library.pagewire_panel_size.argtypes = []
     library.pagewire_panel_size.restype = _INT
+    library.pagewire_packed_depth.restype = _INT
     return library
 
 

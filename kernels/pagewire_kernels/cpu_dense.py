@@ -1,6 +1,7 @@
 """C++ kernels for what lies between attentions on CPU: linears, norm, rotation, activation.
 
 Weights are fp32, bfloat16, float16 or int8; everything else is fp32, whatever the model's dtype.
+Inputs are rounded to 16 bits where they meet weights that are multiplied in pairs of those.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ class CpuDense(DenseBackend):
             )
         outputs, depth = values.shape
         size = self._library.pagewire_panel_size()
-        # int8 goes in pairs of depth.
-        padded = depth + depth % 2 if values.dtype == torch.int8 else depth
+        padded = self._library.pagewire_packed_depth(DTYPES[values.dtype], depth)
         panels = self._memory.empty((-(-outputs // size), padded, size), values.dtype)
         self._library.pagewire_pack_weight(
             DTYPES[values.dtype],

@@ -12,7 +12,7 @@ class PackedWeight:
     """A linear's weight in the order its kernel reads it.
 
     Attributes:
-        panels: [ceil(outputs / P), depth, P]; P outputs lie side by side.
+        panels: [ceil(outputs / P), packed depth, P]; P outputs lie side by side.
         scales: fp32 [ceil(outputs / P) * P] of int8 panels, else None.
         outputs: rows of the weight that was packed.
         depth: its columns.

@@ -5,8 +5,8 @@
 // rows; here each output is one chain of fused multiply-adds over k, so that a row gives the same
 // bits alone, in a batch and in a prefill chunk of any length.
 //
-// Weights are fp32, bfloat16 or float16 (int8: linear_int8.cpp); inputs, sums and outputs are
-// fp32. Every weight widens to fp32 exactly. So it is a question of speed alone where that happens:
+// Weights are fp32, bfloat16 or float16 (int8: linear_int8.cpp; bfloat16 too, where the processor
+// multiplies it: linear_bfloat16.cpp); inputs, sums and outputs are fp32. Every weight widens to fp32 exactly. So it is a question of speed alone where that happens:
 // few tokens wait for memory, and widen in the registers what they read once; many tokens find
 // each panel widened in the first-level cache.
 
@@ -17,6 +17,7 @@
 
 #include "errors.h"
 #include "kernels.h"
+#include "team.h"
 
 namespace pagewire {
 namespace {
@@ -160,8 +161,8 @@ template <typename T>
 void run(const Linear& linear, int64_t num_threads) {
   Pieces pieces(linear, num_threads, kMostPanels);
   OutOfMemory failure;
-#pragma omp parallel num_threads(pieces.threads()) if (pieces.threads() > 1)
-  failure.watch([&] { work<T>(linear, pieces); });
+  Team::instance().run(pieces.threads(),
+                       [&](int) { failure.watch([&] { work<T>(linear, pieces); }); });
   failure.rethrow();
 }
 
@@ -170,15 +171,14 @@ template <typename T>
 void pack(const T* weight, T* panels, int64_t outputs, int64_t depth, int64_t stride,
           int64_t num_threads) {
   const int64_t count = (outputs + kPanel - 1) / kPanel;
-#pragma omp parallel for num_threads(static_cast<int>(num_threads))
-  for (int64_t panel = 0; panel < count; ++panel) {
+  split_evenly(count, num_threads, [&](int64_t panel) {
     T* out = panels + panel * kPanel * depth;
     for (int64_t i = 0; i < kPanel; ++i) {
       const int64_t row = panel * kPanel + i;
       const T* in = weight + row * stride;
       for (int64_t k = 0; k < depth; ++k) out[k * kPanel + i] = row < outputs ? in[k] : T{};
     }
-  }
+  });
 }
 
 template <typename T>
@@ -212,6 +212,14 @@ extern "C" {
 // Outputs that share a panel; a packed weight has whole panels.
 int64_t pagewire_panel_size() { return pagewire::kPanel; }
 
+// The depth of packed panels: some kinds of weights go in pairs.
+int64_t pagewire_packed_depth(int32_t dtype, int64_t depth) {
+  using namespace pagewire;
+  const auto kind = static_cast<DType>(dtype);
+  const bool pairs = kind == DType::kInt8 || (kind == DType::kBFloat16 && kMultipliesBFloat16);
+  return pairs ? depth + depth % 2 : depth;
+}
+
 void pagewire_pack_weight(int32_t dtype, const void* weight, void* panels, int64_t outputs,
                           int64_t depth, int64_t weight_stride, int64_t num_threads) {
   using namespace pagewire;
@@ -219,6 +227,12 @@ void pagewire_pack_weight(int32_t dtype, const void* weight, void* panels, int64
   if (kind == DType::kInt8) {
     return pack_int8(static_cast<const int8_t*>(weight), static_cast<int8_t*>(panels), outputs,
                      depth, weight_stride, num_threads);
+  }
+  if constexpr (kMultipliesBFloat16) {
+    if (kind == DType::kBFloat16) {
+      return pack_bfloat16(static_cast<const bfloat16*>(weight), static_cast<bfloat16*>(panels),
+                           outputs, depth, weight_stride, num_threads);
+    }
   }
   with_type(kind, [&]<typename T>(T*) {
     pack(static_cast<const T*>(weight), static_cast<T*>(panels), outputs, depth, weight_stride,
@@ -233,6 +247,11 @@ void pagewire_unpack_rows(int32_t dtype, const void* panels, const float* scales
   const auto kind = static_cast<DType>(dtype);
   if (kind == DType::kInt8) {
     return unpack_int8(static_cast<const int8_t*>(panels), scales, rows, output, num_rows, depth);
+  }
+  if constexpr (kMultipliesBFloat16) {
+    if (kind == DType::kBFloat16) {
+      return unpack_bfloat16(static_cast<const bfloat16*>(panels), rows, output, num_rows, depth);
+    }
   }
   with_type(kind, [&]<typename T>(T*) {
     unpack(static_cast<const T*>(panels), rows, output, num_rows, depth);
@@ -250,6 +269,9 @@ int32_t pagewire_linear(int32_t dtype, const float* input, const void* panels, c
   const auto kind = static_cast<DType>(dtype);
   return status_of([&] {
     if (kind == DType::kInt8) return multiply_int8(linear, num_threads);
+    if constexpr (kMultipliesBFloat16) {
+      if (kind == DType::kBFloat16) return multiply_bfloat16(linear, num_threads);
+    }
     with_type(kind, [&]<typename T>(T*) { run<T>(linear, num_threads); });
   });
 }

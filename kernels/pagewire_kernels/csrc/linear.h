@@ -110,4 +110,16 @@ void unpack_int8(const int8_t* panels, const float* scales, const int64_t* rows,
                  int64_t num_rows, int64_t depth);
 void multiply_int8(const Linear& linear, int64_t num_threads);
 
+// The kernels of bfloat16 weights where the processor has its products (linear_bfloat16.cpp).
+#if defined(__AVX512BF16__)
+constexpr bool kMultipliesBFloat16 = true;
+#else
+constexpr bool kMultipliesBFloat16 = false;
+#endif
+void pack_bfloat16(const bfloat16* weight, bfloat16* panels, int64_t outputs, int64_t depth,
+                   int64_t stride, int64_t num_threads);
+void unpack_bfloat16(const bfloat16* panels, const int64_t* rows, float* output, int64_t num_rows,
+                     int64_t depth);
+void multiply_bfloat16(const Linear& linear, int64_t num_threads);
+
 }  // namespace pagewire

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "errors.h"
+#include "team.h"
 #include "vec.h"
 
 namespace pagewire {
@@ -174,12 +175,10 @@ LoraPlan::LoraPlan(const int32_t* slots, int64_t num_rows) {
 template <typename Shrink>
 void LoraPlan::run(const LoraLinear& linear, float* output, int64_t output_stride,
                    int64_t num_threads, Shrink shrink) const {
-  const int threads = static_cast<int>(std::min<int64_t>(num_threads, blocks_.size()));
   OutOfMemory failure;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (size_t index = 0; index < blocks_.size(); ++index) {
+  share_out(static_cast<int64_t>(blocks_.size()), num_threads, [&](int64_t index) {
     failure.watch([&] { run_block(linear, blocks_[index], output, output_stride, shrink); });
-  }
+  });
   failure.rethrow();
 }
 

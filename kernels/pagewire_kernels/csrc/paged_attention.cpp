@@ -10,6 +10,7 @@
 #include "errors.h"
 #include "kernels.h"
 #include "prefill.h"
+#include "team.h"
 
 namespace pagewire {
 namespace {
@@ -48,10 +49,9 @@ std::vector<Task> plan_tasks(const Layer& layer, int64_t num_sequences, int64_t 
 template <typename T, int W>
 void run(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads) {
   const auto count = static_cast<int64_t>(tasks.size());
-  const int threads = static_cast<int>(std::max<int64_t>(1, std::min(num_threads, count)));
+  const int64_t threads = std::min(num_threads, count);
   OutOfMemory failure;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-  for (int64_t i = 0; i < count; ++i) {
+  share_out(count, threads, [&](int64_t i) {
     failure.watch([&] {
       if (tasks[i].num_tokens) {
         prefill<T, kWidth>(layer, tasks[i]);
@@ -59,7 +59,7 @@ void run(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads
         decode<T, W>(layer, tasks[i], i + threads < count ? &tasks[i + threads] : nullptr);
       }
     });
-  }
+  });
   failure.rethrow();
 }
 
@@ -110,13 +110,12 @@ void pagewire_write_kv(int32_t dtype, const float* key, const float* value, void
                        int64_t num_threads) {
   const bool small = num_tokens * size < pagewire::kParallelElements;
   const auto write = [&]<typename T>(T* keys, T* values) {
-#pragma omp parallel for num_threads(static_cast<int>(num_threads)) if (!small)
-    for (int64_t t = 0; t < num_tokens; ++t) {
+    pagewire::split_evenly(num_tokens, small ? 1 : num_threads, [&](int64_t t) {
       for (int64_t i = 0; i < size; ++i) {
         pagewire::store_scalar(keys + slots[t] * size + i, key[t * key_stride + i]);
         pagewire::store_scalar(values + slots[t] * size + i, value[t * value_stride + i]);
       }
-    }
+    });
   };
   switch (static_cast<pagewire::DType>(dtype)) {
     case pagewire::DType::kFloat:

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels.h"
+#include "team.h"
 #include "vec.h"
 
 namespace pagewire {
@@ -15,10 +16,8 @@ constexpr int W = kWidth;
 constexpr int64_t kParallelElements = 1 << 17;
 
 template <typename Row>
-void for_rows(int64_t rows, int64_t size, int64_t num_threads, Row row) {
-  const int threads = rows * size < kParallelElements ? 1 : static_cast<int>(num_threads);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < rows; ++r) row(r);
+void for_rows(int64_t rows, int64_t size, int64_t num_threads, const Row& row) {
+  split_evenly(rows, rows * size < kParallelElements ? 1 : num_threads, row);
 }
 
 void norm_row(const float* in, const float* weight, float* out, int64_t size, float eps) {

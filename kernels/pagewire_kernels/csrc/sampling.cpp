@@ -9,6 +9,7 @@
 
 #include "errors.h"
 #include "philox.h"
+#include "team.h"
 #include "vec.h"
 
 namespace pagewire {
@@ -250,15 +251,13 @@ extern "C" int32_t pagewire_choose(
     const int64_t* seeds, const int64_t* sequence_indexes, const int64_t* positions,
     int64_t* chosen, int64_t num_threads) {
   using namespace pagewire;
-  const int threads = static_cast<int>(std::max<int64_t>(1, std::min(num_threads, num_rows)));
   OutOfMemory failure;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < num_rows; ++r) {
+  share_out(num_rows, num_threads, [&](int64_t r) {
     const RowParameters row{
         temperatures[r], floors[r], top_ps[r], top_ks[r],
         {static_cast<uint64_t>(seeds[r]), static_cast<uint32_t>(sequence_indexes[r]),
          static_cast<uint32_t>(positions[r])}};
     failure.watch([&] { chosen[r] = choose(logits + r * row_stride, vocab_size, row); });
-  }
+  });
   return status_of([&] { failure.rethrow(); });
 }

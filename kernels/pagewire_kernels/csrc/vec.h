@@ -73,6 +73,8 @@ inline FloatV<W> load(const bfloat16* p) {
 
 inline float to_float(float x) { return x; }
 
+inline float to_float(int8_t x) { return x; }
+
 inline float to_float(bfloat16 x) {
   uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float result;

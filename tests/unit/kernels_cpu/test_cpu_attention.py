@@ -139,8 +139,8 @@ def test_writes_strided_rows_to_their_slots(backend: cpu.CpuAttention, dtype: to
         assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
 
 
-def test_one_thread_pool_serves_torch_and_the_kernels(backend: cpu.CpuAttention) -> None:
-    """Two OpenMP runtimes in a process would spin against each other."""
+def test_the_kernels_bring_no_second_openmp(backend: cpu.CpuAttention) -> None:
+    """Two OpenMP runtimes in a process would spin against each other; the kernels bring none."""
     attend(backend, make_batch([20] * 8, []))
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line}

@@ -50,6 +50,16 @@ def rounded_inputs(hidden: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
+def multiplied_inputs(dense: CpuDense, kind: str, hidden: torch.Tensor) -> torch.Tensor:
+    """What the kernels compute with, in fp64, for each kind of weights."""
+    if kind == "int8":
+        return rounded_inputs(hidden)
+    # Where they go in pairs, the processor's own products of bfloat16 are used.
+    packed = dense.pack(torch.zeros(1, 1, dtype=torch.bfloat16))
+    in_pairs = packed.panels.shape[1] == 2
+    return (hidden.bfloat16() if kind == "bfloat16" and in_pairs else hidden).double()
+
+
 def widened(weight: torch.Tensor | Int8Weight) -> torch.Tensor:
     return weight.dequantized() if isinstance(weight, Int8Weight) else weight.float()
 
@@ -67,7 +77,7 @@ def test_linear_equals_torch(
     bias = random(outputs) if with_bias else None
     got = dense.linear(hidden, dense.pack(weight), bias)
     wide = widened(weight).double()
-    inputs = rounded_inputs(hidden) if kind == "int8" else hidden.double()
+    inputs = multiplied_inputs(dense, kind, hidden)
     expected = F.linear(inputs, wide, None if bias is None else bias.double())
     torch.testing.assert_close(got, expected.float(), atol=1e-5 * depth**0.5, rtol=1e-5)
 

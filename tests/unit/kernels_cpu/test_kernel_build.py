@@ -83,9 +83,10 @@ def test_a_processor_gets_the_best_level_it_has(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(build, "_CPU_INFO", tmp_path / "cpuinfo")
-    vnni, v4, v3, base = build.X86_LEVELS
+    bf16, vnni, v4, v3, base = build.X86_LEVELS
     some = sorted(v4.features - {"avx512vl"})
     for level, flags in [
+        (bf16, [*sorted(bf16.features), "amx_tile"]),
         (vnni, [*sorted(vnni.features), "amx_tile"]),
         (v4, [*sorted(v4.features), "avx_vnni"]),
         (v3, some),
@@ -95,7 +96,7 @@ def test_a_processor_gets_the_best_level_it_has(
     ]:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {' '.join(flags)}\n\n")
         assert build.own_level() == level
-    assert len({build.library_path(level) for level in build.X86_LEVELS}) == 4
+    assert len({build.library_path(level) for level in build.X86_LEVELS}) == 5
 
 
 @pytest.mark.usefixtures("built_kernels")
