@@ -160,6 +160,7 @@ async def test_past_the_timeout_each_stream_ends_unavailable_with_what_it_had(
         assert_undisturbed(await finish(again), tiny, resumptions=0)
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_while_the_frontend_stands_still_for_ten_seconds(
     tiny: TinyModel,
 ) -> None:
