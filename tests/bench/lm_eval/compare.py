@@ -1,7 +1,7 @@
 """lm-eval's scores of a pagewire server and of transformers, of the same weights, item by item.
 
     python -m venv /tmp/lm-eval
-    /tmp/lm-eval/bin/pip install torch==2.13.0 "lm-eval[api]" transformers
+    /tmp/lm-eval/bin/pip install torch==2.13.0 "lm-eval[api,hf]"
     python -m tests.bench.lm_eval.compare --lm-eval /tmp/lm-eval/bin/lm_eval
 
 lm-eval has an environment of its own, since it brings other versions of much. Prints a JSON line;
@@ -68,6 +68,7 @@ def evaluate(lm_eval: str, model: str, arguments: dict[str, Any], out: Path) -> 
             f"--output_path={out}",
             "--log_samples",
             "--batch_size=1",
+            "--device=cpu",
             "--seed=1",
         ],
         cwd=ROOT,
@@ -119,7 +120,7 @@ def main() -> int:
         theirs = evaluate(
             options.lm_eval,
             "hf",
-            {"pretrained": folder / "model", "dtype": "float32", "device": "cpu"},
+            {"pretrained": folder / "model", "dtype": "float32"},
             folder / "theirs",
         )
     choices, sums = TASKS
