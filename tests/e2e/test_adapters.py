@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from pagewire.config import EngineConfig
 from pagewire.v1 import engine_pb2, inference_pb2, operations_pb2_grpc, sampling_pb2
 from pagewire_engine.build import build_engine
 from pagewire_engine.service import EngineServer
+from pagewire_engine.worker import adapters as worker_adapters
+from pagewire_engine.worker.adapter_loading import LoadedWeights, load_weights
 from pagewire_frontend import server as server_module
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from pagewire_frontend.server import FrontendServer
@@ -294,6 +297,39 @@ async def test_unload_waits_for_requests_or_ends_them(server: FrontendServer) ->
         for each in await asyncio.gather(*ended):
             assert each.status_code in (200, 400, 404)
         assert [each.name for each in (await _list(server)).adapters] == ["start"]
+
+
+async def test_others_decode_on_while_an_adapter_is_read(
+    tiny: Tiny, server: FrontendServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's issue 13698: weights that come slowly hold up nobody, nor do wrong ones."""
+    answered, names = threading.Semaphore(0), ["base", "start"]
+
+    def slowly(*arguments: Any) -> LoadedWeights:
+        while answered.acquire(blocking=False):
+            pass  # what was answered before
+        for _ in range(4 * len(names)):
+            assert answered.acquire(timeout=60), "nobody is answered while an adapter is read"
+        return load_weights(*arguments)
+
+    monkeypatch.setattr(worker_adapters, "load_weights", slowly)
+    loaded = False
+
+    async def keep_asking(name: str) -> None:
+        while not loaded:
+            assert await _tokens(http, name) == tiny.expected(name)
+            answered.release()
+
+    async with _http(server) as http:
+        asking = asyncio.gather(*(keep_asking(name) for name in names))
+        try:
+            await _load(server, "one", "one")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await _load(server, "bad", "pickled")
+            assert await _tokens(http, "one") == tiny.expected("one")
+        finally:
+            loaded = True
+        await asking
 
 
 async def test_an_adapter_s_own_chat_template_is_used(server: FrontendServer) -> None:

@@ -39,6 +39,29 @@ class WorkerDiedError(UnavailableError):
     """The worker's process is gone; the engine has to be started again."""
 
 
+class _Questions:
+    """A connection on which one question after another is asked, and answered."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._asking = threading.Lock()
+
+    @classmethod
+    def pair(cls) -> tuple[_Questions, socket.socket]:
+        """With the other end of its connection."""
+        ours, theirs = socket.socketpair()
+        return cls(ours), theirs
+
+    def ask(self, kind: FrameKind, data: bytes) -> tuple[FrameKind, bytes]:
+        """Waits for the answer. Raises EOFError or OSError where there is nobody."""
+        with self._asking:
+            send_frame(self._connection, kind, data)
+            return receive_frame(self._connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 class MultiProcessExecutor:
     """Implements Executor with one spawned worker.
 
@@ -52,20 +75,22 @@ class MultiProcessExecutor:
             PagewireError: the model, its files or the settings can't be served.
             WorkerDiedError: the worker ended before it was ready.
         """
-        self._asking = threading.Lock()
-        self._connection, theirs = socket.socketpair()
+        # Adapters have a connection of their own: steps don't wait while one is read.
+        self._steps, for_steps = _Questions.pair()
+        self._adapters, for_adapters = _Questions.pair()
         module = "pagewire_engine.executor.worker_process"
-        with theirs:
+        with for_steps, for_adapters:
+            theirs = [for_steps.fileno(), for_adapters.fileno()]
             self._process = subprocess.Popen(
                 # -P: a folder called `kernels` in the current directory must not be importable
                 # (transformers looks for a package of that name).
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", module, *map(str, theirs)],
+                pass_fds=theirs,
                 stdin=subprocess.DEVNULL,
             )
         try:
             setup = {"config": config.model_dump(mode="json"), "files": _files(model)}
-            self._info = decode_info(self._ask(FrameKind.INFO, encode(setup)))
+            self._info = decode_info(self._ask(self._steps, FrameKind.INFO, encode(setup)))
         except BaseException:
             self.shutdown()
             raise
@@ -86,21 +111,22 @@ class MultiProcessExecutor:
         return LandedStep(self.execute(plan))
 
     def execute(self, plan: StepPlan) -> StepResult:
-        return decode_result(self._ask(FrameKind.PLAN, encode(plan)))
+        return decode_result(self._ask(self._steps, FrameKind.PLAN, encode(plan)))
 
     def load_adapter(self, number: int, folder: AdapterFolder) -> AdapterDescription:
-        """See Executor. Steps wait meanwhile: the worker reads one frame after another."""
+        """See Executor. Who asks about other adapters waits meanwhile; steps don't."""
         asked = {"number": number, "path": folder.path, "root": folder.root}
-        return decode_description(self._ask(FrameKind.LOAD_ADAPTER, encode(asked)))
+        return decode_description(self._ask(self._adapters, FrameKind.LOAD_ADAPTER, encode(asked)))
 
     def drop_adapter(self, number: int) -> None:
-        self._ask(FrameKind.DROP_ADAPTER, encode({"number": number}))
+        self._ask(self._adapters, FrameKind.DROP_ADAPTER, encode({"number": number}))
 
     def adapter_memory(self) -> AdapterMemory:
-        return decode_memory(self._ask(FrameKind.ADAPTER_MEMORY, b""))
+        return decode_memory(self._ask(self._adapters, FrameKind.ADAPTER_MEMORY, b""))
 
     def shutdown(self) -> None:
-        self._connection.close()
+        self._steps.close()
+        self._adapters.close()
         try:
             self._process.wait(timeout=_EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
@@ -108,11 +134,9 @@ class MultiProcessExecutor:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, kind: FrameKind, data: bytes) -> bytes:
+    def _ask(self, questions: _Questions, kind: FrameKind, data: bytes) -> bytes:
         try:
-            with self._asking:
-                send_frame(self._connection, kind, data)
-                answer_kind, answer = receive_frame(self._connection)
+            answer_kind, answer = questions.ask(kind, data)
         except (EOFError, OSError) as error:
             raise WorkerDiedError(self._last_words()) from error
         if answer_kind is FrameKind.ERROR:

@@ -1,11 +1,12 @@
-"""A worker on its own: `python -m pagewire_engine.executor.worker_process FD`, started by
-MultiProcessExecutor. It ends when its parent closes the socket, or dies."""
+"""A worker on its own: `python -m pagewire_engine.executor.worker_process FD FD`, started by
+MultiProcessExecutor. It ends when its parent closes the first socket, or dies."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Loads the model that the first frame names, then runs a plan at a time."""
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
+    """Loads the model that the first frame names, then runs a plan at a time. What is asked about
+    adapters comes by the second socket, and is done beside the steps."""
+    steps, adapters = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    with steps, adapters:
         try:
-            serve(connection)
+            serve(steps, adapters)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, adapters: socket.socket) -> None:
     """Answers frames until the other side closes."""
     _, data = receive_frame(connection)
     setup = orjson.loads(data)
@@ -43,7 +46,19 @@ def serve(connection: socket.socket) -> None:
     except Exception as error:
         send_frame(connection, FrameKind.ERROR, encode(_describe(error)))
         return
+    threading.Thread(target=_serve_adapters, args=(worker, adapters), daemon=True).start()
     send_frame(connection, FrameKind.INFO, encode(worker.info()))
+    _answer_all(worker, connection)
+
+
+def _serve_adapters(worker: Worker | EncoderWorker, connection: socket.socket) -> None:
+    try:
+        _answer_all(worker, connection)
+    except (EOFError, OSError):
+        return  # the steps' socket says so too
+
+
+def _answer_all(worker: Worker | EncoderWorker, connection: socket.socket) -> None:
     while True:
         kind, data = receive_frame(connection)
         try:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+import socket
+import threading
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from pagewire.config import EngineConfig
-from pagewire.errors import InternalError, InvalidArgumentError, UnavailableError
+from pagewire.errors import (
+    InternalError,
+    InvalidArgumentError,
+    PagewireError,
+    UnavailableError,
+)
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.pooling import PoolingParams
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.adapters.description import AdapterDescription, AdapterFolder
+from pagewire_engine.executor import worker_process
 from pagewire_engine.executor.base import Executor
+from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
 from pagewire_engine.executor.multi_process import MultiProcessExecutor, WorkerDiedError
 from pagewire_engine.executor.plain_data import decode_plan, decode_result, encode
 from pagewire_engine.executor.single_process import SingleProcessExecutor
@@ -28,8 +39,13 @@ from pagewire_engine.step import (
     ScheduledSequence,
     StepPlan,
     StepResult,
+    WorkerInfo,
 )
-from tests.fakes.tiny_models import write_tiny_bert
+from tests.fakes.tiny_adapters import write_tiny_adapter
+from tests.fakes.tiny_models import tiny_reference, write_tiny_bert
+
+WAIT_S = 30.0
+TINY_LLAMA = "llama-llama3-rope-tied"
 
 PARAMS = SamplingParams(
     temperature=0.9, top_p=0.9, logit_bias={3: 2.5}, logprobs=3, prompt_logprobs=1, stop=("x",)
@@ -111,6 +127,88 @@ def test_an_encoder_in_another_process_gives_identical_vectors(tmp_path: Path) -
     finally:
         there.shutdown()
         here.shutdown()
+
+
+def test_adapters_in_another_process_give_identical_results(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    write_tiny_adapter(tmp_path / "a", tiny_reference(TINY_LLAMA))
+    config = _config(tiny_llama).model_copy(update={"enable_lora": True})
+    here = SingleProcessExecutor(config, resolve_model(config))
+    there = MultiProcessExecutor(config, resolve_model(config))
+    prompts = [NewSequence(n, 0, 5, list(range(9)), [], PARAMS, adapter=n) for n in (0, 1)]
+    parts = [ScheduledSequence(n, 0, 9, 0, [3 * n, 3 * n + 1, 3 * n + 2], (n,)) for n in (0, 1)]
+    try:
+        described = [
+            each.load_adapter(1, AdapterFolder(str(tmp_path / "a"))) for each in (here, there)
+        ]
+        assert described[0] == described[1]
+        results = [each.execute(StepPlan(1, prompts, parts)) for each in (here, there)]
+        assert results[0] == results[1]
+        base, adapted = results[0].sampled
+        assert base.logprob != adapted.logprob
+        assert there.adapter_memory() == here.adapter_memory()
+        with pytest.raises(PagewireError, match=r"adapter_config\.json") as caught:
+            there.load_adapter(2, AdapterFolder(str(tmp_path)))
+        assert caught.value.field == "path"
+        there.drop_adapter(1)
+        assert there.adapter_memory().host == []
+    finally:
+        there.shutdown()
+        here.shutdown()
+
+
+class ReadingWorker:
+    """Reads an adapter until as many steps were run meanwhile as it waits for."""
+
+    def __init__(self) -> None:
+        self.adapters = self
+        self._steps = threading.Semaphore(0)
+
+    def info(self) -> WorkerInfo:
+        return WorkerInfo("x", "float32", "cpu", 10, 10, 1, 1, 0)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._steps.release()
+        return StepResult(plan.step, [])
+
+    def load(self, number: int, folder: AdapterFolder) -> AdapterDescription:
+        for _ in range(3):
+            assert self._steps.acquire(timeout=WAIT_S), "steps wait for the adapter"
+        return AdapterDescription("v", 1, 1.0, False, ["q_proj"], 8)
+
+
+def test_steps_of_another_process_go_on_while_it_reads_an_adapter(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's issue 13698."""
+    monkeypatch.setattr(worker_process, "load_worker", lambda *_: ReadingWorker())
+    monkeypatch.setattr(worker_process, "adapters_of", lambda worker: worker)
+    (steps, their_steps), (adapters, their_adapters) = socket.socketpair(), socket.socketpair()
+
+    def serve() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            worker_process.serve(their_steps, their_adapters)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    config = _config(tiny_llama)
+    setup = {
+        "config": config.model_dump(mode="json"),
+        "files": {"path": str(tiny_llama), "gguf": None, "name": "x"},
+    }
+    for each in (steps, adapters):
+        each.settimeout(WAIT_S)
+    with steps, adapters:
+        send_frame(steps, FrameKind.INFO, encode(setup))
+        assert receive_frame(steps)[0] is FrameKind.INFO
+        asked = {"number": 1, "path": "a", "root": ""}
+        send_frame(adapters, FrameKind.LOAD_ADAPTER, encode(asked))
+        for number in range(3):
+            send_frame(steps, FrameKind.PLAN, encode(StepPlan(number)))
+            assert receive_frame(steps)[0] is FrameKind.RESULT
+        assert receive_frame(adapters)[0] is FrameKind.RESULT
+    serving.join(WAIT_S)
 
 
 def _decode_after(executor: Executor, *steps: StepPlan, table: list[int]) -> SampledToken:
