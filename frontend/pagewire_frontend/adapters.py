@@ -16,7 +16,9 @@ from pagewire.errors import (
 )
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.chat_template import ChatTemplate
+from pagewire_frontend.compiled_template import compile_template
 from pagewire_frontend.engine_client.base import EngineClient
+from pagewire_frontend.errors import ChatTemplateError
 from pagewire_frontend.tokenizer import Tokenizer, json_object
 
 logger = logging.getLogger(__name__)
@@ -115,8 +117,14 @@ class AdapterDirectory:
         """
         info = await self._client.load_adapter(request)
         await self.refresh()
-        # Says so where what it ships can't be used.
-        self.find(info.name)
+        try:
+            self.find(info.name)
+        except FailedPreconditionError as error:
+            if not request.in_place:
+                # Nobody could name it, and its name would be taken.
+                await self.unload(engine_pb2.UnloadAdapterRequest(name=info.name))
+            error.field = "path"
+            raise
         return info
 
     async def unload(
@@ -204,16 +212,44 @@ class AdapterDirectory:
         if tokenizer is None:
             return self._text
         if _TOKENIZER in files:
-            own = Tokenizer.from_files({**self._files, **files})
+            try:
+                own = Tokenizer.from_files({**self._files, **files})
+            except FailedPreconditionError as error:
+                why = error.__cause__ or error.message
+                raise FailedPreconditionError(
+                    f"the {_TOKENIZER} that it ships can't be read ({why}); save it again by "
+                    "transformers' AutoTokenizer, or remove it where it is the model's"
+                ) from error
+            _check_ids(files[_TOKENIZER], own)
             same = files[_TOKENIZER] == self._files.get(_TOKENIZER)
             if not same or own.special_tokens != tokenizer.special_tokens:
                 tokenizer = own
         if _has_template(files):
-            return TextSide(tokenizer, ChatTemplate.from_files(files, tokenizer))
+            shipped = ChatTemplate.from_files(files, tokenizer)
+            for name, source in shipped.templates.items():
+                try:
+                    compile_template(source)
+                except ChatTemplateError as error:
+                    raise FailedPreconditionError(
+                        f"the chat template {name!r} that it ships: {error.message}"
+                    ) from error
+            return TextSide(tokenizer, shipped)
         template = self._text.chat_template
         if template is not None and tokenizer is not self._text.tokenizer:
             template = ChatTemplate(template.templates, tokenizer)
         return TextSide(tokenizer, template)
+
+
+def _check_ids(content: bytes, tokenizer: Tokenizer) -> None:
+    """Whether its tokens are read by the ids that the file gives them, which the engine has held
+    against the model's: of tokens beyond the vocabulary `tokenizers` counts on instead."""
+    for each in json_object(_TOKENIZER, content).get("added_tokens", ()):
+        token, token_id = each["content"], tokenizer.token_id(each["content"])
+        if token_id != each["id"]:
+            raise FailedPreconditionError(
+                f"the {_TOKENIZER} that it ships gives {token!r} the id {each['id']}, and it is "
+                f"read as {token_id}: there are gaps before it; fill them with reserved tokens"
+            )
 
 
 def _text_version(files: Mapping[str, bytes]) -> str:
