@@ -29,8 +29,10 @@ from pagewire_kernels.lora import (
 # tl.dot takes no less.
 _LEAST = 16
 _ROWS = 16
-_INPUTS = 64
-_OUTPUTS = 64
+# Columns of a matrix that a program has at a time, beside all ranks; and numbers that this may be:
+# more of fp32 would not fit into shared memory.
+_COLUMNS = 64
+_MOST_NUMBERS = 8192
 # Stretches of a shrink's inputs: of at least so many numbers, and so many at most.
 _STRETCH = 512
 _MOST_STRETCHES = 8
@@ -89,6 +91,7 @@ class TritonTable(LoraTable):
         self._shape = shape
         self._num_slots = num_slots
         self._rank = max(_LEAST, triton.next_power_of_2(max_rank))
+        self._columns = max(_LEAST, min(_COLUMNS, _MOST_NUMBERS // self._rank))
         self._embedding = embedding
         num_ranks = len(shape.parts) * self._rank
         sizes = (shape.inputs, self._rank) if embedding else (num_ranks, shape.inputs)
@@ -125,7 +128,7 @@ class TritonTable(LoraTable):
         num_rows, inputs = hidden.shape
         num_parts, rank = len(self._shape.parts), self._rank
         stretches = min(_MOST_STRETCHES, max(1, inputs // _STRETCH))
-        stretch = -(-inputs // (stretches * _INPUTS)) * _INPUTS
+        stretch = -(-inputs // (stretches * self._columns)) * self._columns
         shrunk = hidden.new_empty((stretches, num_rows, num_parts * rank), dtype=torch.float32)
         blocks = -(-num_rows // _ROWS)
         launch(
@@ -143,7 +146,7 @@ class TritonTable(LoraTable):
             PARTS=num_parts,
             RANK=rank,
             ROWS=_ROWS,
-            INPUTS=_INPUTS,
+            INPUTS=self._columns,
             num_warps=4,
         )
         self._expand(shrunk, output, rows)
@@ -158,7 +161,7 @@ class TritonTable(LoraTable):
         size = self._shape.outputs
         launch(
             lora_expand,
-            (-(-num_rows // _ROWS), -(-size // _OUTPUTS), self._num_slots),
+            (-(-num_rows // _ROWS), -(-size // self._columns), self._num_slots),
             shrunk,
             self._up,
             self._scales,
@@ -172,7 +175,7 @@ class TritonTable(LoraTable):
             PARTS=len(self._shape.parts),
             RANK=self._rank,
             ROWS=_ROWS,
-            OUTPUTS=_OUTPUTS,
+            OUTPUTS=self._columns,
             num_warps=4,
         )
 
