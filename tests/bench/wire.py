@@ -4,7 +4,8 @@ Usage: python tests/bench/wire.py [--only paced|submits|smollm2] [--seconds S] [
 
 `paced`: an engine without a model offers tokens at a fixed rate to a frontend on one core; one line
 of JSON with the rate that came through, tokens a message, and the latency added between the
-engine's step and the client. Asserts that nothing was lost or repeated.
+engine's step and the client. Asserts that nothing was lost or repeated. With `--sse` over HTTP,
+with `--rate 0` as fast as it goes.
 
 `submits`: step times of a fake engine in quiet, and under 50 Submits a second of 8k tokens each
 while its figures are streamed.
@@ -25,20 +26,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 if __name__ == "__main__":  # as a file, too
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.tokenizer_files import load_tokenizer_files
 from pagewire_frontend.engine_client.base import EngineRequest, TokenStream
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from pagewire_frontend.model_download import smollm2_path
+from pagewire_frontend.tokenizer import Tokenizer
 from tests.bench.child import EngineProcess
-from tests.bench.paced_engine import expected_token
+from tests.bench.paced_engine import FIRST_WORD, NUM_WORDS, expected_token
+from tests.bench.sse_flood import TextArrivals
 from tests.bench.wire_clients import Arrivals
 from tests.bench.workloads import NEW_TOKENS, cpu_prompts
 from tests.fakes.ports import free_port
@@ -135,14 +139,16 @@ def ask(
     Returns:
         When they were sent, and what came, by prompt, and when; seconds of the monotonic clock.
     """
+    by_http = protocol in ("http", "sse")
     arguments = {
         "--protocol": protocol,
-        "--port": str(json.loads(frontend_.greeting)["http" if protocol == "http" else "grpc"]),
+        "--port": str(json.loads(frontend_.greeting)["http" if by_http else "grpc"]),
         "--prompts": json.dumps(prompts),
         "--max-tokens": str(max_tokens),
     }
     flat = [part for pair in arguments.items() for part in pair]
-    with program("-m", "tests.bench.wire_clients", *flat, cores=cores, until="began") as client:
+    client_program = "tests.bench.sse_flood" if protocol == "sse" else "tests.bench.wire_clients"
+    with program("-m", client_program, *flat, cores=cores, until="began") as client:
         told = json.loads(client.greeting)
     return told["began"], told["arrivals"]
 
@@ -150,12 +156,22 @@ def ask(
 # -- the flood -----------------------------------------------------------------------------------
 
 
+UNPACED_STEPS_PER_S = 1e9
+UNPACED_TOKENS_PER_S = 200_000
+
+
 def run_paced(
-    streams: int, tokens_per_s: float, seconds: float, tokenizer: Path | None = None
+    streams: int,
+    tokens_per_s: float,
+    seconds: float,
+    tokenizer: Path | None = None,
+    *,
+    sse: bool = False,
 ) -> dict[str, Any]:
-    """Offers `tokens_per_s` over `streams` for `seconds` to one frontend on one core."""
-    steps_per_s = tokens_per_s / streams
-    max_tokens = int(steps_per_s * seconds)
+    """Offers `tokens_per_s` over `streams` for `seconds` to one frontend on one core; 0: as many as
+    the engine makes, and so many as would take that long at UNPACED_TOKENS_PER_S."""
+    steps_per_s = tokens_per_s / streams if tokens_per_s else UNPACED_STEPS_PER_S
+    max_tokens = int((tokens_per_s or UNPACED_TOKENS_PER_S) / streams * seconds)
     available = sorted(os.sched_getaffinity(0))
     frontend_core = {available[0]}
     others = set(available[1:]) or frontend_core
@@ -170,11 +186,44 @@ def run_paced(
         with frontend(port, frontend_core) as serving:
             prompts = [[number] for number in range(streams)]
             before = serving.cpu_s(), engine.cpu_s()
-            _, arrivals = ask("flood", serving, prompts, max_tokens, others)
+            protocol = "sse" if sse else "flood"
+            _, arrivals = ask(protocol, serving, prompts, max_tokens, others)
             used = serving.cpu_s() - before[0], engine.cpu_s() - before[1]
         engine.end_input()
         emitted = {int(number): times for number, times in json.loads(engine.line()).items()}
-    return paced_result(arrivals, emitted, used) | {"offered_tok_s": tokens_per_s}
+    if sse:
+        words = word_texts(tokenizer or smollm2_path())
+        arrivals = [
+            tokens_of(number, texts, words)
+            for number, texts in enumerate(cast(list[TextArrivals], arrivals))
+        ]
+    told = {"protocol": "sse" if sse else "grpc", "offered_tok_s": tokens_per_s or "unpaced"}
+    return paced_result(arrivals, emitted, used) | told
+
+
+def word_texts(source: Path) -> dict[int, str]:
+    """The texts of the tokens that the engine emits."""
+    folder, gguf = (source, None) if source.is_dir() else (source.parent, source)
+    tokenizer = Tokenizer.from_files(load_tokenizer_files(folder, gguf, mode="auto"))
+    ids = range(FIRST_WORD, FIRST_WORD + NUM_WORDS)
+    return {token_id: tokenizer.token_bytes_of(token_id).decode() for token_id in ids}
+
+
+def tokens_of(number: int, texts: TextArrivals, words: Mapping[int, str]) -> Arrivals:
+    """The tokens whose texts a stream's events are; each must be the next one's, whole."""
+    arrivals: Arrivals = []
+    position = 0
+    for at, text in texts:
+        ids = []
+        while text:
+            token_id = expected_token(number, position)
+            word = words[token_id]
+            assert text.startswith(word), f"stream {number} lost or repeated token {position}"
+            text = text[len(word) :]
+            ids.append(token_id)
+            position += 1
+        arrivals.append((at, ids))
+    return arrivals
 
 
 def paced_result(
@@ -361,7 +410,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", choices=("paced", "submits", "smollm2"))
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=20_000, help="tokens offered a second")
+    parser.add_argument(
+        "--rate", type=float, default=20_000, help="tokens offered a second; 0: no pacing"
+    )
+    parser.add_argument("--sse", action="store_true", help="the flood over HTTP, not gRPC")
     parser.add_argument("--tokenizer", type=Path, help="for the flood; default: SmolLM2's")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the flood")
     parser.add_argument("--max-tokens", type=int, default=NEW_TOKENS, help="with the real model")
@@ -375,7 +427,13 @@ def main() -> None:
             runner.run(serve_frontend(arguments.serve_frontend))
         return
     if arguments.only in (None, "paced"):
-        paced = run_paced(arguments.streams, arguments.rate, arguments.seconds, arguments.tokenizer)
+        paced = run_paced(
+            arguments.streams,
+            arguments.rate,
+            arguments.seconds,
+            arguments.tokenizer,
+            sse=arguments.sse,
+        )
         print(json.dumps(paced))
     if arguments.only in (None, "submits"):
         submits = run_submits(arguments.streams, arguments.seconds, arguments.tokenizer)

@@ -27,7 +27,7 @@ from pagewire.v1 import inference_pb2, sampling_pb2
 GENERATE = "/pagewire.v1.Inference/Generate"
 GRPC_PREFIX = struct.Struct(">BI")  # compressed?, length
 WINDOW = 2**31 - 1
-FLOOD_FIRST_S, FLOOD_SILENCE_S = 30.0, 1.0
+FLOOD_FIRST_S, FLOOD_SILENCE_S = 30.0, 5.0
 
 Arrivals = list[tuple[float, list[int]]]
 

@@ -2,7 +2,8 @@
 
 A message to a client costs the event loop far more than a token does. Where frames come so fast
 that one message a stream and frame would fill the loop, every other frame waits for the next one,
-for a few milliseconds at most: half the messages, of two tokens each.
+for a few milliseconds at most, and a few more where the loop would be full: half the messages, of
+two tokens each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from pagewire_frontend.engine_client.mailbox import Mailbox
 # them.
 BUSY_WAKEUPS_PER_S = 8_000
 HOLD_S = 0.004
+# From here on gRPC's messages alone would fill it: frames of 256 streams, 8 ms apart, are worth
+# waiting for too. Below it, SSE's events would only come later.
+FULL_WAKEUPS_PER_S = 22_000
+LONG_HOLD_S = 0.012
 _SMOOTHING = 0.1
 
 
@@ -42,11 +47,11 @@ class Wakeups:
         self._last_frame = now
         self._interval_s += _SMOOTHING * (min(passed, 1.0) - self._interval_s)
         since_wake = now - self._last_wake
-        busy = len(touched) > BUSY_WAKEUPS_PER_S * self._interval_s
-        if busy and not self._held and since_wake < HOLD_S:
+        hold_s = self._hold_s(len(touched))
+        if not self._held and since_wake < hold_s:
             self._held = dict.fromkeys(touched)
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(HOLD_S - since_wake, self.flush)
+            self._timer = loop.call_later(hold_s - since_wake, self.flush)
             for mailbox in touched:
                 mailbox.hold()
             for mailbox in urgent:
@@ -56,6 +61,12 @@ class Wakeups:
         self._last_wake = now
         for mailbox in touched:
             mailbox.wake()
+
+    def _hold_s(self, num_touched: int) -> float:
+        """For how long a frame may wait for the next one."""
+        if num_touched > FULL_WAKEUPS_PER_S * self._interval_s:
+            return LONG_HOLD_S
+        return HOLD_S if num_touched > BUSY_WAKEUPS_PER_S * self._interval_s else 0.0
 
     def flush(self) -> None:
         """Wakes those that were held back."""
