@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -67,11 +68,13 @@ def evaluate(lm_eval: str, model: str, arguments: dict[str, Any], out: Path) -> 
             f"--include_path={Path(__file__).parent}",
             f"--output_path={out}",
             "--log_samples",
-            "--batch_size=1",
+            "--batch_size=8",
             "--device=cpu",
             "--seed=1",
         ],
         cwd=ROOT,
+        # Threads that wait for one another by spinning take minutes beside other programs.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
         stdout=sys.stderr,
     )
