@@ -5,7 +5,8 @@ FOLDER holds sets of schemas, a folder each: the `data` folder of JSONSchemaBenc
 the lowest SHA-256, whatever they are like, except for what jsonschema calls no schema, and for
 parts of schemas: what refers to other documents.
 
-The small real model answers each, as greedily as it can and sampled at temperature 1 with a seed.
+With `--walks N` no model answers, but N outputs a schema are put together at random from bytes.
+Without, the small real model answers each, greedily and sampled at temperature 1 with a seed.
 One JSON line is printed for each set, and one for all: how many were refused, cut by length, and
 finished, and how many of those jsonschema finds valid.
 """
@@ -28,12 +29,12 @@ from typing import Any
 import jsonschema
 
 from pagewire import LLM, SamplingParams
-from pagewire.errors import PagewireError
+from pagewire.errors import InvalidArgumentError, PagewireError
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.json_schemas.document import Document, subschemas
 from pagewire_frontend.model_download import smollm2_path
+from tests.fakes.constrained_walks import EOS, Grammars, StuckError, walk
 
-SHOWN_CHARACTERS = 600
 ASKED = "Write a short example as JSON that meets this JSON schema, and nothing else:\n"
 AT_A_TIME = 64
 
@@ -79,12 +80,13 @@ def validator(text: str) -> Any:
     return kind(schema)
 
 
-def params(way: str, case: Case, seed: int, max_tokens: int, penalty: float) -> SamplingParams:
+def params(way: str, case: Case, seed: int, asked: argparse.Namespace) -> SamplingParams:
     return SamplingParams(
         temperature=0.0 if way == "greedy" else 1.0,
+        top_p=asked.top_p,
         seed=seed,
-        max_tokens=max_tokens,
-        repetition_penalty=penalty,
+        max_tokens=asked.max_tokens,
+        repetition_penalty=asked.penalty,
         structured_output=StructuredOutput(json_schema=case.text),
     )
 
@@ -94,12 +96,12 @@ def answer(llm: LLM, some: list[Case], way: str, asked: argparse.Namespace) -> N
     ready: list[tuple[Case, SamplingParams]] = []
     for number, case in enumerate(some):
         try:
-            ready.append((case, params(way, case, number, asked.max_tokens, asked.penalty)))
+            ready.append((case, params(way, case, number, asked)))
         except PagewireError as error:
             case.told[way], case.note = "refused", error.message
     served: list[tuple[Case, Any]] = []
     for case, one in ready:
-        messages = [{"role": "user", "content": ASKED + case.text[:SHOWN_CHARACTERS]}]
+        messages = [{"role": "user", "content": ASKED + case.text[: asked.shown]}]
         served.append((case, (messages, one)))
     outputs = run(llm, served, way)
     for (case, _), output in zip(served, outputs, strict=True):
@@ -132,7 +134,7 @@ def run(llm: LLM, served: list[tuple[Case, Any]], way: str) -> list[Any]:
     for index, (case, (messages, one)) in enumerate(served):
         try:
             llm.chat([messages], first_token_of(one), use_tqdm=False)
-        except PagewireError as error:
+        except InvalidArgumentError as error:
             case.told[way], case.note = "refused", error.message
         else:
             kept.append((index, (messages, one)))
@@ -147,6 +149,37 @@ def first_token_of(one: SamplingParams) -> SamplingParams:
     from dataclasses import replace
 
     return replace(one, max_tokens=1)
+
+
+def walks(taken: list[Case], count: int, most: int) -> None:
+    """Outputs without a model: one JSON line."""
+    grammars, told = Grammars(), Counter[str]()
+    notes: list[dict[str, str]] = []
+    for case in taken:
+        try:
+            grammar = grammars.compiled(json.loads(case.text))
+        except PagewireError as error:
+            told["refused"] += 1
+            notes.append({"schema": f"{case.set_name}/{case.name}", "refused": error.message})
+            continue
+        for seed in range(count):
+            try:
+                output = walk(grammar.matcher(), grammars.tokens.of, EOS, seed, most)
+            except StuckError:
+                told["stuck"] += 1
+                continue
+            if output is None:
+                told["cut"] += 1
+                continue
+            error_ = next(validator(case.text).iter_errors(value_of(output.decode())), None)
+            told["valid" if error_ is None else "invalid"] += 1
+            if error_ is not None:
+                notes.append(
+                    {"schema": f"{case.set_name}/{case.name}", "invalid": str(error_)[:300]}
+                )
+    print(json.dumps({"way": "walks", "schemas": len(taken), "walks_each": count, **told}))
+    for note in notes:
+        print(json.dumps(note))
 
 
 def line(name: str, some: list[Case], way: str) -> dict[str, Any]:
@@ -170,10 +203,18 @@ def main() -> None:
     parser.add_argument("--per-set", type=int, default=25)
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--penalty", type=float, default=1.0, help="repetition penalty")
+    parser.add_argument("--walks", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0, help="of the sampled way")
+    parser.add_argument(
+        "--shown", type=int, default=600, help="characters of a schema in the prompt"
+    )
     parser.add_argument("--notes", action="store_true", help="tell each that is not valid")
     parser.add_argument("--quantization", default="none")
     asked = parser.parse_args()
     taken = list(cases(asked.folder, asked.per_set))
+    if asked.walks:
+        walks(taken, asked.walks, most=3000)
+        return
     llm = LLM(str(smollm2_path()), max_num_seqs=AT_A_TIME, quantization=asked.quantization)
     started = time.monotonic()
     for way in ("greedy", "sampled"):

@@ -8,51 +8,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import jsonschema
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
 from pagewire.errors import InvalidArgumentError
-from pagewire.structured_output import StructuredOutput
-from pagewire_engine.grammars import compiled, grammar_text, make_vocabulary, unique_places
-from pagewire_engine.structured_output import CompiledGrammar
-from pagewire_engine.unique_items import TokenBytes, UniqueItems
-from tests.fakes.constrained_walks import StuckError, walk
-from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
+from tests.fakes.constrained_walks import EOS, Grammars, StuckError, walk
 
-EOS, VOCAB_SIZE = 258, 259
 Schema = dict[str, Any]
-
-
-class Grammars:
-    """Compiles schemas here, without a process for trials."""
-
-    def __init__(self) -> None:
-        tokenizer_json = byte_tokenizer().to_str().encode()
-        self.vocabulary = make_vocabulary(tokenizer_json, VOCAB_SIZE, [EOS])
-        self.tokens = TokenBytes(self.vocabulary)
-
-    def compiled(self, schema: Schema, *, lenient: bool = False) -> CompiledGrammar:
-        constraint = StructuredOutput(json_schema=json.dumps(schema), lenient=lenient)
-        matcher = compiled(constraint, grammar_text(constraint), self.vocabulary)
-        place = unique_places(constraint)
-        watch = None if place is None else UniqueItems(place, self.tokens)
-        return CompiledGrammar(matcher, 0, watch)
-
-    def accepts(self, schema: Schema, value: Any) -> bool:
-        ids = ids_of(json.dumps(value))
-        matcher = self.compiled(schema).matcher()
-        return self._goes(matcher, ids) and matcher.inner.is_accepting()
-
-    def _goes(self, matcher: Any, ids: list[int]) -> bool:
-        for token_id in ids:
-            bits = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
-            matcher.fill_timed(bits)
-            if not bits[token_id // 32] >> np.uint32(token_id % 32) & 1:
-                return False
-            matcher.advance([token_id])
-        return True
 
 
 @pytest.fixture(scope="module")

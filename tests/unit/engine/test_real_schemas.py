@@ -16,8 +16,7 @@ from pydantic import BaseModel, PydanticUserError
 
 from pagewire.errors import PagewireError
 from pagewire.structured_output import MAX_CONSTRAINT_BYTES
-from tests.fakes.constrained_walks import StuckError, walk
-from tests.unit.engine.test_json_schemas import EOS, Grammars
+from tests.fakes.constrained_walks import EOS, Grammars, StuckError, walk
 
 NUM_SCHEMAS = 60
 
