@@ -19,9 +19,10 @@ from pagewire_frontend.engine_client.mailbox import Mailbox
 BUSY_WAKEUPS_PER_S = 8_000
 HOLD_S = 0.004
 # From here on gRPC's messages alone would fill it: frames of 256 streams, 8 ms apart, are worth
-# waiting for too. Below it, SSE's events would only come later.
+# waiting for too. Below it, SSE's events would only come later. Counted from the last wakeup, so
+# that it spans two such frames.
 FULL_WAKEUPS_PER_S = 22_000
-LONG_HOLD_S = 0.012
+LONG_HOLD_S = 0.025
 _SMOOTHING = 0.1
 
 
