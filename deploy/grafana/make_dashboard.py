@@ -1,7 +1,7 @@
 """Writes pagewire.json, the Grafana dashboard: `python -P deploy/grafana/make_dashboard.py`.
 
-Frontends tell of their engines too: what is an engine's is taken once (max by), and what is a
-frontend's is added up (sum by). README: deploy/README.md.
+Frontends tell of their engines too, by the label `engine` where they are several: what is an
+engine's is taken once (max by), and what is a frontend's is added up (sum by).
 """
 
 from __future__ import annotations
@@ -51,11 +51,15 @@ class Panel:
     single: bool = False
 
 
-def rate(name: str, by: str = "", *, of: str = "sum", labels: str = "") -> str:
-    """How fast a counter goes up, over all frontends."""
+def rate(name: str, by: str = "") -> str:
+    """How fast a counter of frontends goes up, in all of them."""
     grouping = f" by ({by})" if by else ""
-    chosen = f"{OURS},{labels}" if labels else OURS
-    return f"{of}{grouping} (rate({name}{{{chosen}}}[{WINDOW}]))"
+    return f"sum{grouping} (rate({name}{{{OURS}}}[{WINDOW}]))"
+
+
+def engine_rate(name: str, by: str = "engine") -> str:
+    """How fast a counter of each engine goes up."""
+    return f"max by ({by}) (rate({name}{{{OURS}}}[{WINDOW}]))"
 
 
 def quantile(share: float, name: str) -> str:
@@ -68,11 +72,9 @@ def quantiles(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((f"p{share * 100:.0f}", quantile(share, name)) for share in (0.5, 0.9, 0.99))
 
 
-def engine(name: str, by: str = "", labels: str = "") -> str:
-    """A gauge of the engine's."""
-    grouping = f" by ({by})" if by else ""
-    chosen = f"{OURS},{labels}" if labels else OURS
-    return f"max{grouping} ({name}{{{chosen}}})"
+def engine(name: str, by: str = "engine") -> str:
+    """A gauge of each engine."""
+    return f"max by ({by}) ({name}{{{OURS}}})"
 
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
@@ -101,7 +103,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "KV blocks held",
                 "percentunit",
-                (("", engine("pagewire_kv_cache_usage_perc")),),
+                (("", f"max(pagewire_kv_cache_usage_perc{{{OURS}}})"),),
                 single=True,
             ),
             Panel(
@@ -164,9 +166,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Requests in the engine",
                 "short",
                 (
-                    ("running", engine("pagewire_num_requests_running")),
-                    ("waiting", engine("pagewire_num_requests_waiting")),
-                    ("swapped", engine("pagewire_num_requests_swapped")),
+                    ("running {{engine}}", engine("pagewire_num_requests_running")),
+                    ("waiting {{engine}}", engine("pagewire_num_requests_waiting")),
+                    ("swapped {{engine}}", engine("pagewire_num_requests_swapped")),
                 ),
             ),
             Panel(
@@ -206,20 +208,20 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "KV blocks",
                 "short",
-                (("{{state}}", engine("pagewire_kv_blocks", "state")),),
+                (("{{state}} {{engine}}", engine("pagewire_kv_blocks", "engine, state")),),
                 "Cached blocks are free ones that remember: they are taken when free ones run out.",
             ),
             Panel(
                 "Swap space",
                 "percentunit",
-                (("held", engine("pagewire_cpu_cache_usage_perc")),),
+                (("held {{engine}}", engine("pagewire_cpu_cache_usage_perc")),),
             ),
             Panel(
                 "Preemptions",
                 "ops",
                 (
-                    ("preempted", rate("pagewire_num_preemptions_total", of="max")),
-                    ("of these swapped", rate("pagewire_num_swaps_total", of="max")),
+                    ("preempted {{engine}}", engine_rate("pagewire_num_preemptions_total")),
+                    ("of these swapped {{engine}}", engine_rate("pagewire_num_swaps_total")),
                 ),
                 "More than a few: fewer requests at once (--max-num-seqs) or more memory.",
             ),
@@ -228,9 +230,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "percentunit",
                 (
                     (
-                        "hits",
-                        f"{rate('pagewire_prefix_cache_hits_total', of='max')} / "
-                        f"{rate('pagewire_prefix_cache_queries_total', of='max')}",
+                        "hits {{engine}}",
+                        f"{engine_rate('pagewire_prefix_cache_hits_total')} / "
+                        f"{engine_rate('pagewire_prefix_cache_queries_total')}",
                     ),
                 ),
             ),
@@ -238,8 +240,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Steps",
                 "ops",
                 (
-                    ("steps", rate("pagewire_engine_steps_total", of="max")),
-                    ("overlapped", rate("pagewire_engine_steps_overlapped_total", of="max")),
+                    ("steps {{engine}}", engine_rate("pagewire_engine_steps_total")),
+                    (
+                        "overlapped {{engine}}",
+                        engine_rate("pagewire_engine_steps_overlapped_total"),
+                    ),
+                    (
+                        "out of memory {{engine}}",
+                        engine_rate("pagewire_engine_steps_out_of_memory_total"),
+                    ),
                 ),
             ),
             Panel("Time of a step", "s", quantiles("pagewire_step_time_seconds")),
@@ -248,8 +257,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Engine: requests ended",
                 "reqps",
                 (
-                    ("finished", rate("pagewire_engine_requests_finished_total", of="max")),
-                    ("failed", rate("pagewire_engine_requests_failed_total", of="max")),
+                    ("finished {{engine}}", engine_rate("pagewire_engine_requests_finished_total")),
+                    ("failed {{engine}}", engine_rate("pagewire_engine_requests_failed_total")),
                 ),
             ),
             Panel(
@@ -261,8 +270,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                         rate("pagewire_wire_frames_dropped_total", "reason"),
                     ),
                     (
-                        "by the engine: {{reason}}",
-                        rate("pagewire_engine_wire_frames_dropped_total", "reason", of="max"),
+                        "by engine {{engine}}: {{reason}}",
+                        engine_rate("pagewire_engine_wire_frames_dropped_total", "engine, reason"),
                     ),
                 ),
                 "What is damaged or astray is dropped, and what it carried is sent again.",
@@ -273,9 +282,35 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     ("asked for by frontends", rate("pagewire_wire_rewinds_total")),
                     (
-                        "by the engine",
-                        rate("pagewire_engine_wire_rewinds_total", of="max"),
+                        "by engine {{engine}}",
+                        engine_rate("pagewire_engine_wire_rewinds_total"),
                     ),
+                ),
+            ),
+            Panel(
+                "Engines that get requests",
+                "short",
+                (
+                    ("{{engine}}", f"min by (engine) (pagewire_engine_up{{{OURS}}})"),
+                    ("{{engine}}: {{state}}", engine("pagewire_engine_state", "engine, state")),
+                ),
+            ),
+            Panel(
+                "Requests by engine",
+                "short",
+                (
+                    (
+                        "{{engine}}",
+                        f"sum by (engine) (pagewire_engine_requests_in_flight{{{OURS}}})",
+                    ),
+                ),
+            ),
+            Panel(
+                "Requests sent to engines",
+                "reqps",
+                (
+                    ("to {{engine}}", rate("pagewire_engine_requests_routed_total", "engine")),
+                    ("again: {{reason}}", rate("pagewire_requests_resubmitted_total", "reason")),
                 ),
             ),
             Panel(
@@ -295,20 +330,31 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Adapters by place",
                 "short",
-                (("{{place}}", engine("pagewire_lora_adapters", "place")),),
+                (("{{place}} {{engine}}", engine("pagewire_lora_adapters", "engine, place")),),
             ),
             Panel(
                 "Adapters in use",
                 "short",
-                (("{{state}}", engine("pagewire_lora_adapters_in_use", "state")),),
+                (
+                    (
+                        "{{state}} {{engine}}",
+                        engine("pagewire_lora_adapters_in_use", "engine, state"),
+                    ),
+                ),
             ),
             Panel(
                 "Adapters moved",
                 "ops",
                 (
-                    ("read from files", rate("pagewire_lora_host_loads_total", of="max")),
-                    ("given a place in a step", rate("pagewire_lora_device_loads_total", of="max")),
-                    ("left host memory", rate("pagewire_lora_host_evictions_total", of="max")),
+                    ("read from files {{engine}}", engine_rate("pagewire_lora_host_loads_total")),
+                    (
+                        "given a place in a step {{engine}}",
+                        engine_rate("pagewire_lora_device_loads_total"),
+                    ),
+                    (
+                        "left host memory {{engine}}",
+                        engine_rate("pagewire_lora_host_evictions_total"),
+                    ),
                 ),
             ),
         ),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagewire.tls import ClientTls
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_frontend.http_get import http_get
 
@@ -38,17 +37,33 @@ async def http_answers(host: str, port: int, path: str) -> bool:
 
 
 class GrpcProbe:
-    """Asks one server over a channel that is kept open."""
+    """Asks one server over a channel that is kept open.
 
-    def __init__(self, target: str) -> None:
+    Args:
+        target: HOST:PORT, or unix: and a path.
+        tls: whom to trust and what to show; None: no TLS.
+        server_name: what the certificate names, where that is not the target's host.
+    """
+
+    def __init__(
+        self, target: str, tls: ClientTls | None = None, server_name: str | None = None
+    ) -> None:
         self._target = target
+        self._tls = tls
+        self._options: list[tuple[str, str | int]] = [*_CHANNEL_OPTIONS]
+        if server_name is not None:
+            self._options.append(("grpc.ssl_target_name_override", server_name))
         self._open: grpc.aio.Channel | None = None
         self._progress: tuple[tuple[int, ...], float] = ((), 0.0)
 
     @property
     def _channel(self) -> grpc.aio.Channel:
         if self._open is None:  # made in the loop that uses it
-            self._open = grpc.aio.insecure_channel(self._target, options=_CHANNEL_OPTIONS)
+            if self._tls is None:
+                self._open = grpc.aio.insecure_channel(self._target, options=self._options)
+            else:
+                credentials = self._tls.grpc_credentials()
+                self._open = grpc.aio.secure_channel(self._target, credentials, self._options)
         return self._open
 
     async def is_serving(self, service: str = "") -> bool:
@@ -86,25 +101,3 @@ class GrpcProbe:
         if self._open is not None:
             await self._open.close(None)
             self._open = None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m pagewire_frontend.probes HOST:PORT [SERVICE]`: a container's health check.
-
-    Returns:
-        0 where grpc.health.v1 says SERVING, else 1.
-    """
-    target, service = [*(sys.argv[1:] if argv is None else argv), ""][:2]
-
-    async def ask() -> bool:
-        probe = GrpcProbe(target)
-        try:
-            return await probe.is_serving(service)
-        finally:
-            await probe.close()
-
-    return 0 if asyncio.run(ask()) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
+# Libraries that an image brings with it, where no compiler has to be.
+SHIPPED_DIR = Path(__file__).parent / "built"
 _CPU_INFO = Path("/proc/cpuinfo")
 _COMPILERS = ("g++", "c++", "clang++")
 # -ffp-contract=fast: fused multiply-adds, which -std=c++20 would forbid GCC to form.
@@ -106,7 +108,7 @@ def own_level() -> Level:
 
 
 def library_path(level: Level | None = None) -> Path:
-    """Where the library for these sources and a level is, or would be built.
+    """Where the library for these sources and a level is: shipped, or where it would be built.
 
     Args:
         level: default: this machine's.
@@ -117,7 +119,9 @@ def library_path(level: Level | None = None) -> Path:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     digest.update(" ".join((*_FLAGS, *level.flags)).encode())
     digest.update(level.processor.encode())
-    return _cache_dir() / f"cpu-{level.name}-{digest.hexdigest()[:16]}.so"
+    name = f"cpu-{level.name}-{digest.hexdigest()[:16]}.so"
+    shipped = SHIPPED_DIR / name
+    return shipped if shipped.exists() else _cache_dir() / name
 
 
 def build(level: Level | None = None, *, force: bool = False, patiently: bool = False) -> Path:

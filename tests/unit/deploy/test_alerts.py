@@ -46,9 +46,12 @@ class Case:
 GOOD = [
     series("up", "1x40"),
     series("pagewire_engine_ready", "1x40"),
+    series("pagewire_engine_up", "1x40", engine="a"),
+    series("pagewire_engine_up", "1x40", engine="b"),
     series("pagewire_num_requests_running", "8x40"),
     series("pagewire_num_requests_waiting", "3x40"),
     series("pagewire_engine_steps_total", "0+600x40"),
+    series("pagewire_engine_steps_out_of_memory_total", "1x40"),
     series("pagewire_num_preemptions_total", "0+1x40"),
     series("pagewire_kv_cache_usage_perc", "0.7x40"),
     series("pagewire_cpu_cache_usage_perc", "0.1x40"),
@@ -79,9 +82,15 @@ CASES: dict[str, Case] = {
     "PagewireFrontendDown": Case([series("up", "0x40")], INSTANCE),
     "PagewireNoFrontends": Case([series("up", "_x40")], {"job": "pagewire"}),
     "PagewireEngineDown": Case([series("pagewire_engine_ready", "0x40")], OURS),
+    "PagewireReplicaDown": Case(
+        [series("pagewire_engine_up", "0x40", engine="b")], MODEL | {"engine": "b"}
+    ),
     "PagewireEngineStuck": Case([series("pagewire_engine_steps_total", "600x40")], MODEL),
     "PagewireEngineRestarts": Case(
         [series("pagewire_engine_steps_total", "0+600x15 0+600x5 0+600x20")], MODEL
+    ),
+    "PagewireOutOfMemory": Case(
+        [series("pagewire_engine_steps_out_of_memory_total", "0x25 1x15")], MODEL
     ),
     "PagewireStreamsMove": Case([series("pagewire_requests_resumed_total", "0x25 32x15")], MODEL),
     "PagewireEngineConnectionsLost": Case(
