@@ -1,12 +1,14 @@
-"""Random bytes and broken HTTP/2 at every TCP port of `pagewire serve`: nothing dies, and all of it
-goes on answering."""
+"""Random bytes, pickles and broken HTTP/2 at every socket of `pagewire serve`: nothing
+dies, nothing is unpickled, and all of it goes on answering."""
 
 from __future__ import annotations
 
+import pickle
 import random
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
@@ -38,14 +40,34 @@ def call_headers(path: bytes) -> bytes:
     )
 
 
-def broken_messages(chance: random.Random) -> Iterator[bytes]:
+class Trap:
+    """Who unpickles it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def broken_messages(chance: random.Random, trap: bytes) -> Iterator[bytes]:
     """What a client may send by mistake or by malice."""
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/%s\r\n"
     start = PREFACE + frame(SETTINGS, 0, 0, b"")
     headers = frame(HEADERS, END_HEADERS, 1, call_headers(b"/pagewire.v1.Inference/Chat"))
     while True:
         noise = chance.randbytes(chance.randrange(1, 400))
         whole = start + headers + frame(DATA, END_STREAM, 1, b"\x00\x00\x00\x00\x08" + noise[:8])
         yield noise
+        yield trap
+        for kind in (b"json", b"x-pickle", b"octet-stream"):
+            yield post % kind + b"content-length: %d\r\n\r\n" % len(trap) + trap
+        message = b"\x00" + struct.pack(">I", len(trap)) + trap
+        yield start_of_call() + frame(DATA, END_STREAM, 1, message)
+        # ZeroMQ's greeting and handshake, then a message.
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
+        ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+        yield greeting + b"\x04" + bytes([len(ready)]) + ready + b"\x00" + bytes([len(trap)]) + trap
         yield PREFACE + noise
         yield whole[: chance.randrange(len(whole))]
         yield start + frame(HEADERS, END_HEADERS, 1, noise)
@@ -61,6 +83,22 @@ def broken_messages(chance: random.Random) -> Iterator[bytes]:
         yield b"\x16\x03\x01\x02\x00\x01" + noise  # a TLS client
 
 
+def start_of_call() -> bytes:
+    """A gRPC call to the engine, up to its message."""
+    path = b"/pagewire.v1.Engine/Submit"
+    return PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, END_HEADERS, 1, call_headers(path))
+
+
+def unix_sockets_of(served: Served) -> set[str]:
+    """Every path that one of the services listens at."""
+    return {
+        connection.laddr
+        for process in served.process.children().values()
+        for connection in process.net_connections("unix")
+        if connection.laddr and Path(connection.laddr).is_socket()
+    }
+
+
 def ports_of(served: Served) -> dict[int, str]:
     """Every port that one of the services listens on."""
     found: dict[int, str] = {}
@@ -71,17 +109,29 @@ def ports_of(served: Served) -> dict[int, str]:
     return found
 
 
-def test_nothing_dies_of_what_is_no_request(served: Served) -> None:
+def connect(address: int | str) -> socket.socket:
+    if isinstance(address, int):
+        return socket.create_connection(("127.0.0.1", address), timeout=10)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(10)
+    connection.connect(address)
+    return connection
+
+
+def test_nothing_dies_of_what_is_no_request(served: Served, tmp_path: Path) -> None:
     before = {name: process.pid for name, process in served.process.children().items()}
     ports = ports_of(served)
     named = {urlsplit(served.http).port, int(served.grpc.rpartition(":")[2])}
     assert named <= ports.keys()
     assert "pagewire_engine.cli" in ports.values()
     chance = random.Random(0)
-    for port in ports:
-        messages = broken_messages(chance)
+    paths = unix_sockets_of(served)
+    assert any(Path(path).parent.name.startswith("pagewire-") for path in paths)  # the delta wire
+    trapped = tmp_path / "unpickled"
+    for address in (*ports, *paths):
+        messages = broken_messages(chance, pickle.dumps(Trap(trapped)))
         for _ in range(CONNECTIONS):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            with connect(address) as connection:
                 connection.sendall(next(messages))
                 if chance.random() < 0.5:
                     connection.shutdown(socket.SHUT_WR)
@@ -101,4 +151,6 @@ def test_nothing_dies_of_what_is_no_request(served: Served) -> None:
             inference_pb2.ListModelsRequest(), timeout=60
         )
     assert models.models
+    assert not trapped.exists()
+    assert "Invalid HTTP request received" in served.process.output
     assert {name: process.pid for name, process in served.process.children().items()} == before
