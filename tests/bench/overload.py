@@ -1,10 +1,10 @@
-"""Ten times what an engine can do, in an open loop through a real frontend, half by HTTP and half by
-gRPC: who is admitted is answered in time, the rest is refused at once, and memory stays flat.
+"""Ten times what an engine can do, in an open loop through a real frontend, half by HTTP and half
+by gRPC: who is admitted is answered in time, the rest is refused at once, and memory stays flat.
 
     python -m tests.bench.overload [--times 10] [--seconds 20]
 
-The engine is the real one over a fake executor, whose steps take a fixed time: its capacity is known.
-Prints one JSON line.
+The engine is the real one over a fake executor, whose steps take a fixed time: its capacity is
+known. Prints one JSON line.
 """
 
 from __future__ import annotations
