@@ -116,11 +116,13 @@ class UniqueItems:
         tokens: the vocabulary's.
     """
 
-    __slots__ = ("_reading", "_text", "_tokens")
+    __slots__ = ("_left_last", "_reading", "_text", "_tokens")
 
     def __init__(self, root: Place, tokens: TokenBytes) -> None:
         self._tokens = tokens
         self._text = bytearray()
+        # What `_left` found last, and for what.
+        self._left_last: tuple[Place, frozenset[str] | None, list[str]] | None = None
         self._reading = _Reading(None, root)
 
     def copy(self) -> UniqueItems:
@@ -213,12 +215,21 @@ class UniqueItems:
         frame = reading.frame
         if frame is None or frame.keys is None or frame.place.items is None:
             return True
-        left = [t for t in frame.place.items if value_key(json.loads(t)) not in frame.keys]
+        left = self._left(frame)
         if not (reading.in_string or reading.in_plain):
             last = self._since(reading.start - 1, ahead).rstrip()
             return bool(left) or last != b","
         so_far = self._since(reading.start, ahead).decode(errors="ignore")
         return any(text.startswith(so_far) for text in left)
+
+    def _left(self, frame: _Frame) -> list[str]:
+        """The texts of the values that the array does not have yet, of the few that it may."""
+        last = self._left_last
+        if last is None or last[0] is not frame.place or last[1] is not frame.keys:
+            keys = frame.keys or frozenset()
+            left = [text for text, key in frame.place.items or () if key not in keys]
+            last = self._left_last = (frame.place, frame.keys, left)
+        return last[2]
 
     def _repeats(self, reading: _Reading, ahead: bytes) -> bool:
         """Whether an item goes on as one does that is there, and is near its end."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from pagewire_engine.json_schemas.disjoint import Facts, listed, mapping
+from pagewire_engine.json_schemas.disjoint import Facts, listed, mapping, value_key
 from pagewire_engine.json_schemas.document import Document, Schema, subschemas
 from pagewire_engine.json_schemas.patterns import texts_of
 
@@ -28,7 +28,7 @@ class Place:
 
     Attributes:
         is_unique: the items of an array here have to differ.
-        items: JSON texts of the values that those items may have, where they are few.
+        items: the values that those items may have, where they are few: JSON text, and key.
     """
 
     __slots__ = ("_facts", "_item", "_known", "_schemas", "is_unique", "items")
@@ -39,7 +39,7 @@ class Place:
         self._known: dict[str, Place] = {}
         self._item: Place | None = None
         self.is_unique = any(part.get("uniqueItems") is True for part in self._schemas)
-        self.items: tuple[str, ...] | None = None
+        self.items: tuple[tuple[str, str], ...] | None = None
         if self.is_unique:
             self.items = self._texts_of_items()
 
@@ -70,7 +70,7 @@ class Place:
             self._item = Place(found, self._facts) if found else self
         return self._item
 
-    def _texts_of_items(self) -> tuple[str, ...] | None:
+    def _texts_of_items(self) -> tuple[tuple[str, str], ...] | None:
         for part in self._schemas:
             if isinstance(items := part.get("items"), dict):
                 values = few_values(items, self._facts)
@@ -78,7 +78,7 @@ class Place:
                 if values is not None and not any(
                     isinstance(v, list | dict | float) for v in values
                 ):
-                    return tuple(json.dumps(value, ensure_ascii=False) for value in values)
+                    return tuple((json.dumps(v, ensure_ascii=False), value_key(v)) for v in values)
         return None
 
 

@@ -164,6 +164,20 @@ def test_a_place_taken_up_again_allows_what_it_did(compiler: GrammarCompiler) ->
     assert grown.fault() is None
 
 
+def test_two_arrays_have_values_of_their_own(compiler: GrammarCompiler) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": unique({"enum": ["a", "b"]}), "y": unique({"enum": ["c", "d"]})},
+        "required": ["x", "y"],
+    }
+    matcher = compiler.matcher(constraint(schema))
+    for token_id in ids_of('{"x":["b","a"],"y":["c","d"]}'):
+        mask = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
+        matcher.fill_timed(mask)
+        assert mask[token_id // 32] >> np.uint32(token_id % 32) & 1
+        matcher.advance([token_id])
+
+
 def test_rows_filled_together_are_as_each_alone(compiler: GrammarCompiler) -> None:
     schema = unique({"enum": ["a", "ab", "b"]})
     texts = ['["a","', '["b","', '["a","ab","', "["]
