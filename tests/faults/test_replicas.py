@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from pagewire.errors import InternalError
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest
+from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import WirePeer, collect, request, wait_until_async
-from tests.fakes.fake_engine import FakeEngineProcess
+from tests.fakes.fake_engine import ROOT, FakeEngineProcess
 from tests.fakes.replicas import (
     Load,
     connected,
@@ -162,3 +165,50 @@ async def test_requests_that_begin_alike_go_to_one_engine_which_has_them_cached(
         routed = sorted(engine.num_routed for engine in client.statuses().engines)
     assert cached == [512] * 6
     assert routed == [0, 7]
+
+
+ENGINE_SERVICE = """
+import sys
+import pagewire_engine.build
+from pagewire_engine.cli import main
+from tests.fakes.fake_engine import build_fake_engine
+
+pagewire_engine.build.build_engine = lambda config, report: build_fake_engine(
+    config, report, step_time_s=0.01
+)
+sys.exit(main(["fake", f"--port={sys.argv[1]}", f"--drain-timeout-s={sys.argv[2]}"]))
+"""
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["in its time", "asked twice"])
+async def test_a_lone_engine_lets_its_requests_end_before_it_stops(
+    free_port: Callable[[], int], signals: int
+) -> None:
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ENGINE_SERVICE, str(port), "120"), cwd=ROOT
+    )
+    client = RemoteEngineClient(f"127.0.0.1:{port}", failover_window_s=60.0)
+    try:
+        await client.start()
+        num_tokens = 100 if signals == 1 else 4000
+        load = Load(client, [request(f"r{i}", max_tokens=num_tokens) for i in range(4)])
+        await load.in_the_middle()
+        process.send_signal(signal.SIGTERM)
+        await wait_until_async(lambda: not client.ready, "it takes nothing new")
+        assert states(client) == {"draining"}
+        if signals == 1:
+            await load.tokens()
+            assert client.statuses().moved == {}
+        else:
+            process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert load.results.done() == (signals == 1)
+        if signals == 2:
+            load.results.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await load.results
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await client.close()

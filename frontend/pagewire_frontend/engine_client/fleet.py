@@ -121,7 +121,10 @@ class Fleet:
         """An engine has been reached, perhaps in another life: the one whose description is told
         may have another now."""
         known, info = self.model_info, link.model_info
-        if link.identity == self.identity and known is not None and info is not None:
+        if link.identity == self.identity:
+            # One object: each request's way compares it.
+            link.identity = self.identity
+        if link.identity is self.identity and known is not None and info is not None:
             epochs = [
                 other.session.epoch
                 for other in self.links.values()

@@ -162,7 +162,8 @@ class EngineLink:
             return LinkState.DRAINING
         if self.retired:
             return LinkState.RETIRED
-        if self.wanted is not None and self.wanted != self.identity:
+        wanted = self.wanted
+        if wanted is not None and wanted is not self.identity and wanted != self.identity:
             return LinkState.OTHER_MODEL
         return LinkState.READY
 

@@ -62,7 +62,9 @@ class Placement:
     def has_model(self, live: LiveRequest) -> bool:
         """Whether a request could be served by the model that is served now, in tokens at least."""
         identity = self._fleet.identity
-        if identity is None or live.model is None or live.model == identity.stream:
+        if identity is None or live.model is None or live.model is identity.stream:
+            return True
+        if live.model == identity.stream:
             return True
         return not live.has_output and live.model.reads_alike(identity.stream)
 
