@@ -84,8 +84,8 @@ class RoutingFigures(Collector):
         )
         moved = CounterMetricFamily(
             "pagewire_requests_resubmitted",
-            "Requests that were submitted again, by the reason: death, drain, session (lost with "
-            "the engine alive) or trial.",
+            "Requests that were submitted again, by the reason: death, drain (or a stop of the "
+            "engine), session (lost with the engine alive) or trial.",
             labels=["reason"],
         )
         for engine in engines:

@@ -18,6 +18,7 @@ from pagewire.v1 import engine_pb2
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client import pool
 from pagewire_frontend.engine_client.base import EngineRequest
+from pagewire_frontend.engine_client.control import ControlChannel
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from pagewire_frontend.server import FrontendServer
 from tests.e2e.wire_peer import collect, request, wait_until_async
@@ -140,6 +141,25 @@ async def test_a_start_needs_one_engine_only(stack: ExitStack) -> None:
         await wait_until_async(lambda: states(client) == {"ready"}, "the other is taken, too")
     finally:
         await client.close()
+
+
+async def test_a_request_that_has_ended_is_nothing_more_to_tell_an_engine_of(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    async def abort(self: ControlChannel, session_id: str, request_id: str, *rest: Any) -> None:
+        told.append(request_id)
+
+    monkeypatch.setattr(ControlChannel, "abort", abort)
+    site = Site(stack, 2)
+    for number in (0, 1):
+        site.start(number, step_time_s=0.0)
+    async with connected([*site.engines.values()]) as client:
+        # Of some all has come before the answer to their Submit.
+        asked = [request(f"r{number}", (number, 1), max_tokens=1) for number in range(40)]
+        await Load(client, asked).tokens()
+    assert told == []
 
 
 # -- models --------------------------------------------------------------------------------------

@@ -231,6 +231,8 @@ class Failover:
                 raise
             session.give_up(error.message)
             raise TransportError(error.message) from None
+        if live.mailbox.ended:
+            return  # all has come before the answer, or nobody wants it: who ended it has said so
         if live.session is not session:
             # The session ended while the answer was on its way, or the engine drains.
             self._spawn(self._tell_abort(link, session, live, None, FinishReason.ABORT))
@@ -338,14 +340,16 @@ class Failover:
         """What ran in the old session of an engine is gone."""
         session = link.session
         assert session is not None
-        self._placement.forget_cache_of(link, session.epoch != replaced.epoch)
-        died = session.epoch != replaced.epoch and replaced.epoch != link.stopped_epoch
+        another_life = session.epoch != replaced.epoch
+        self._placement.forget_cache_of(link, another_life)
+        died = another_life and replaced.epoch != link.stopped_epoch
         _logger.info(
             "%s; %d live requests are submitted again",
             "the engine died and is back" if died else "the engine has a new session for us",
             len(link.lives),
         )
-        self._lose(link, link.lives.values(), replaced, "death" if died else "session")
+        reason = "death" if died else "drain" if another_life else "session"
+        self._lose(link, link.lives.values(), replaced, reason)
 
     def on_lost(self, link: EngineLink) -> None:
         """See LinkEvents."""

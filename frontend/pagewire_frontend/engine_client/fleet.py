@@ -85,11 +85,13 @@ class Fleet:
         return any(link.usable for link in self.links.values())
 
     def twin_of(self, link: EngineLink) -> EngineLink | None:
-        """Another connected link to the same life of the same engine."""
+        """Another link that gets requests for the same life of the same engine."""
         session = link.session
         for other in self.links.values():
             known = other.session
-            if other is link or not other.connected or known is None or session is None:
+            if other is link or other.retired or not other.connected:
+                continue
+            if known is None or session is None:
                 continue
             if known.epoch == session.epoch:
                 return other
