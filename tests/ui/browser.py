@@ -60,14 +60,34 @@ def take_pictures(page: Page, name: str) -> None:
             page.set_viewport_size(size)  # type: ignore[arg-type]  # it is one
         sidebar = page.locator(".sidebar .toggle-button")
         if size is _PHONE and sidebar.count():
-            sidebar.click()
+            sidebar.evaluate("node => node.click()")
             page.wait_for_timeout(300)  # until it has slid away
-        page.screenshot(path=SCREENSHOTS / f"{name}-{style}.png")
+        # As it is once colours have faded over.
+        page.screenshot(path=SCREENSHOTS / f"{name}-{style}.png", animations="disabled")
     page.evaluate("document.body.classList.remove('dark')")
     if sidebar.count():
-        sidebar.click()
+        sidebar.evaluate("node => node.click()")
     if desktop is not None:
         page.set_viewport_size(desktop)
+
+
+def nameless_controls(page: Page) -> list[str]:
+    """What can be operated on the page, and has no name for those who can't see it."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll("button, textarea, input, select, [role=tab]")]
+          .filter((node) => node.checkVisibility() && !(node.getAttribute("aria-label")
+            || node.getAttribute("aria-labelledby") || node.labels?.length || node.title
+            || node.textContent.trim() || node.closest("label")))
+          .map((node) => node.outerHTML.slice(0, 200))"""
+    )
+    return found
+
+
+def log_in(page: Page, user: str, password: str) -> None:
+    """Fills in the login."""
+    page.get_by_label("username").fill(user)
+    page.get_by_label("password").fill(password)
+    page.get_by_role("button", name="Login").click()
 
 
 def choose(page: Page, label: str, option: str) -> None:

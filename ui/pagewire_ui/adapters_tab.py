@@ -15,6 +15,7 @@ from pagewire_ui.adapters_view import draw, size
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.notes import problem, said
 from pagewire_ui.settings_panel import SettingsPanel, model_choices
+from pagewire_ui.shown_tab import telling_shown_tab
 
 LABEL = "Adapters"
 _REFRESH_S = 2.0
@@ -31,15 +32,14 @@ class AdaptersTab:
         self._client = client
         self._chat = chat
 
-    def build(self, tabs: gr.Tabs, panel: SettingsPanel, private: dict[str, Any]) -> None:
+    def build(self, panel: SettingsPanel, private: dict[str, Any]) -> None:
         """Builds the tab.
 
         Args:
-            tabs: where it goes.
             panel: the chat's settings, whose choice of models follows.
             private: arguments of every event.
         """
-        with gr.Tab(LABEL, id="adapters-tab"), gr.Column(elem_classes="pw-tab"):
+        with gr.Tab(LABEL, id="adapters-tab") as tab, gr.Column(elem_classes="pw-tab"):
             table = gr.HTML("", elem_id="adapters-table")
             note = gr.HTML("", elem_id="adapters-note")
             with gr.Row(elem_id="adapters-forms"):
@@ -72,9 +72,10 @@ class AdaptersTab:
                     )
                     unload = gr.Button("Unload", variant="stop", size="sm", elem_id="unload")
             clock = gr.Timer(_REFRESH_S, active=False)
+            shown = telling_shown_tab()
         seen = [table, path, loaded, panel.model]
-        tabs.select(self._switched, outputs=[clock, *seen], queue=False, **private)
-        clock.tick(self._look, outputs=seen, queue=False, **private)
+        tab.select(self._opened, outputs=[clock, *seen], queue=False, **private)
+        clock.tick(self._look_on, outputs=[clock, *seen], queue=False, **shown, **private)
         streamed: dict[str, Any] = {
             "outputs": [note, *seen],
             "concurrency_limit": None,
@@ -85,10 +86,13 @@ class AdaptersTab:
         update.click(self._update, [name, path, base], **streamed)
         unload.click(self._unload, [loaded, mode, patience], **streamed)
 
-    async def _switched(self, event: gr.SelectData) -> tuple[Any, ...]:
-        if event.value != LABEL:
-            return gr.Timer(active=False), *(gr.skip() for _ in range(4))
+    async def _opened(self) -> tuple[Any, ...]:
         return gr.Timer(active=True), *await self._look()
+
+    async def _look_on(self, shown: str) -> tuple[Any, ...]:
+        if shown != LABEL:
+            return gr.Timer(active=False), *(gr.skip() for _ in range(4))
+        return gr.skip(), *await self._look()
 
     async def _look(self) -> tuple[Any, Any, Any, Any]:
         listing, models = await asyncio.gather(self._client.listing(), self._chat.models())

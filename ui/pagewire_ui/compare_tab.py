@@ -27,16 +27,15 @@ class CompareTab:
         # The stop signal of the answers that are on their way, by Gradio's session.
         self._running: dict[str, asyncio.Event] = {}
 
-    def build(self, tabs: gr.Tabs, panel: SettingsPanel, private: dict[str, Any]) -> None:
+    def build(self, panel: SettingsPanel, private: dict[str, Any]) -> None:
         """Builds the tab.
 
         Args:
-            tabs: where it goes.
             panel: the settings that both are asked with, but for the model.
             private: arguments of every event.
         """
         self._panel = panel
-        with gr.Tab(LABEL, id="compare-tab"), gr.Column(elem_classes="pw-tab"):
+        with gr.Tab(LABEL, id="compare-tab") as tab, gr.Column(elem_classes="pw-tab"):
             with gr.Row():
                 left = gr.Dropdown(
                     [("base model", "")], value="", label="Left", elem_id="compare-left"
@@ -55,7 +54,7 @@ class CompareTab:
                 ask = gr.Button("Ask both", variant="primary", size="sm", elem_id="compare-ask")
                 stop = gr.Button("Stop", size="sm", elem_id="compare-stop")
             answers = scripted("compare", elem_id="compare-answers")
-        tabs.select(self._switched, [right], [left, right], queue=False, **private)
+        tab.select(self._opened, [right], [left, right], queue=False, **private)
         gr.on(
             [ask.click, question.submit],
             self._ask,
@@ -67,8 +66,8 @@ class CompareTab:
         )
         stop.click(self.leave, queue=False, **private)
 
-    async def _switched(self, event: gr.SelectData, right: str) -> tuple[Any, Any]:
-        models = await self._client.models() if event.value == LABEL else None
+    async def _opened(self, right: str) -> tuple[Any, Any]:
+        models = await self._client.models()
         if not models:
             return gr.skip(), gr.skip()
         choices = model_choices(models)

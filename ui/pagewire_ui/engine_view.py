@@ -141,6 +141,7 @@ def _step(window: engine_pb2.EngineWindow) -> str:
     more = f" and {len(chunks) - 8} more" if len(chunks) > 8 else ""
     text = f"Step {step.step}: decodes {step.num_decodes}, prefill chunks {len(chunks)}"
     text += f" ({prefills}{more})" if chunks else ""
+    text += "; an edge marks decodes" if decodes else ""
     parts = [(name, length, "decode") for name, length in decodes]
     parts += [(name, length, "prefill") for name, length in chunks]
     return f'<h3>Last step</h3>{_bar(parts)}<p class="step">{html.escape(text)}</p>'

@@ -69,11 +69,11 @@ class Page:
             with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as tabs:
                 with gr.Tab("Chat", id="chat"):
                     chat.build(panel, private)
-                compare.build(tabs, panel, private)
-                AdaptersTab(self._adapters, self._client).build(tabs, panel, private)
+                compare.build(panel, private)
+                AdaptersTab(self._adapters, self._client).build(panel, private)
                 TemplatesTab(self._texts).build(tabs, panel, templates, private)
-                TokenizerTab(self._texts).build(tabs, panel, private)
-                EngineTab(self.watch).build(tabs, private)
+                TokenizerTab(self._texts).build(panel, private)
+                EngineTab(self.watch).build(private)
             clock = gr.Timer(_LOOK_FOR_MODELS_S)
             panel.listen(private)
             page.load(None, js=_CLOSE_CONTROLS_ON_A_PHONE, **private)

@@ -54,7 +54,7 @@ class TemplatesTab:
                 there only once that was shown.
             private: arguments of every event.
         """
-        with gr.Tab(LABEL, id="templates-tab"), gr.Row(elem_classes="pw-tab"):
+        with gr.Tab(LABEL, id="templates-tab") as tab, gr.Row(elem_classes="pw-tab"):
             # What a request says to use this template: a name of the model's, or the text.
             argument = gr.Textbox(visible=False)
             turns = gr.JSON(visible=False)
@@ -100,8 +100,8 @@ class TemplatesTab:
                 preview = scripted("tokens", elem_id="prompt-preview")
                 with gr.Accordion("Difference from the model's own", open=False):
                     difference = gr.HTML("", elem_id="template-diff")
-        tabs.select(
-            self._shown,
+        tab.select(
+            self._opened,
             [panel.model, saved, chosen, editor],
             [chosen, editor, note],
             queue=False,
@@ -119,7 +119,8 @@ class TemplatesTab:
         )
         live: dict[str, Any] = {"js": with_turns, "trigger_mode": "always_last", "queue": False}
         gr.on([editor.change, sample.input], self._preview, inputs, drawn, **live, **private)
-        tabs.select(self._preview_again, inputs, drawn, **live, **private)
+        # The chat, its model or its system prompt may have changed while the tab was hidden.
+        tab.select(self._preview_again, inputs, drawn, js=with_turns, queue=False, **private)
         # The browser tells what it kept some time after the page was opened, maybe after the tab.
         saved.change(
             self._choices_again, [saved, panel.model, chosen], [chosen], queue=False, **private
@@ -157,11 +158,9 @@ class TemplatesTab:
     async def _own(self, model: str) -> OwnTemplates | Fault:
         return await self._client.templates(model or "")
 
-    async def _shown(
-        self, event: gr.SelectData, model: str, saved: Any, chosen: str | None, source: str | None
+    async def _opened(
+        self, model: str, saved: Any, chosen: str | None, source: str | None
     ) -> tuple[Any, Any, Any]:
-        if event.value != LABEL:
-            return gr.skip(), gr.skip(), gr.skip()
         own = await self._own(model)
         if isinstance(own, Fault):
             return gr.skip(), gr.skip(), problem(own.text)
@@ -204,9 +203,8 @@ class TemplatesTab:
             return None, "", _fault(tokens, source), difference, argument
         return drawing(tokens, "The prompt's tokens"), _count(tokens), "", difference, argument
 
-    async def _preview_again(self, event: gr.SelectData, *inputs: Any) -> Any:
-        """The chat, its model or its system prompt may have changed while the tab was hidden."""
-        if event.value != LABEL or not inputs[0]:
+    async def _preview_again(self, *inputs: Any) -> Any:
+        if not inputs[0]:
             return (gr.skip(),) * 5
         return await self._preview(*inputs)
 

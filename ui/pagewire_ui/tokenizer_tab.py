@@ -22,15 +22,14 @@ class TokenizerTab:
     def __init__(self, client: TextClient) -> None:
         self._client = client
 
-    def build(self, tabs: gr.Tabs, panel: SettingsPanel, private: dict[str, Any]) -> None:
+    def build(self, panel: SettingsPanel, private: dict[str, Any]) -> None:
         """Builds the tab.
 
         Args:
-            tabs: where it goes.
             panel: the chat's settings, for its model.
             private: arguments of every event.
         """
-        with gr.Tab(LABEL, id="tokenizer-tab"), gr.Column(elem_classes="pw-tab"):
+        with gr.Tab(LABEL, id="tokenizer-tab") as tab, gr.Column(elem_classes="pw-tab"):
             text = gr.Textbox(
                 _EXAMPLE, label="Text", lines=5, max_lines=20, elem_id="tokenizer-text"
             )
@@ -53,14 +52,7 @@ class TokenizerTab:
             queue=False,
             **private,
         )
-        tabs.select(self._shown, inputs, outputs, queue=False, **private)
-
-    async def _shown(
-        self, event: gr.SelectData, text: str | None, model: str, parse: bool, add: bool
-    ) -> tuple[Any, Any]:
-        if event.value != LABEL:
-            return gr.skip(), gr.skip()
-        return await self._tokenize(text, model, parse, add)
+        tab.select(self._tokenize, inputs, outputs, queue=False, **private)
 
     async def _tokenize(
         self, text: str | None, model: str, parse: bool, add: bool

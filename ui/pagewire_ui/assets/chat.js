@@ -41,6 +41,13 @@ class ChatRoom {
     if (id !== this.conversation.id) store.current.set(this.conversation.id);
     else this.open(id);
     this.composer.area.focus({ preventScroll: true });
+    // The tabs above take one line, or more on a phone.
+    const measure = () => {
+      if (!element.offsetParent) return; // another tab is shown
+      document.documentElement.style.setProperty("--pw-above", `${element.getBoundingClientRect().top + scrollY}px`);
+    };
+    new ResizeObserver(measure).observe(document.querySelector("#tabs") ?? element);
+    measure();
   }
 
   get messages() {
