@@ -96,7 +96,8 @@ async def test_a_grpc_client_gets_resource_exhausted_after_what_it_had(servers: 
             await count(messages, counts)
         assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "read nothing for 1.5 s" in (failed.value.details() or "")
-        assert 0 < min(counts) <= max(counts) < NUM_TOKENS
+        # Of some sequences maybe nothing: what had gathered is sent one after another.
+        assert 0 < max(counts) < NUM_TOKENS
         await read_a_neighbour(stub, 20)
     assert "Traceback" not in servers.frontend.output
 
