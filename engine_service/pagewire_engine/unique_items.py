@@ -272,6 +272,8 @@ class UniqueItems:
             return False
         bits: Bits = np.zeros_like(self._tokens.quotes)
         follower.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if np.unpackbits(bits.view(np.uint8)).sum() > _MOST_ALLOWED:
+            return True  # a free text is no dead end
         for dangerous_id, after in self._dangerous(reading, ahead, bits):
             if after is None:
                 bits[dangerous_id // 32] &= ~np.uint32(1 << dangerous_id % 32)
