@@ -16,6 +16,7 @@ from pagewire.delta_frames import Dropped, FrameCounts
 from pagewire_engine import sessions
 from pagewire_engine.sessions import WINDOW, Session
 from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.engine_client.link import EngineLink
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from pagewire_frontend.engine_client.session import WireSession
 from pagewire_frontend.generation import Generation, GenerationSettings
@@ -95,9 +96,15 @@ def session_of(client: RemoteEngineClient, engine: FakeEngine) -> Session:
 
 
 def wire_session(client: RemoteEngineClient) -> WireSession:
-    assert client._link is not None
-    assert client._link._session is not None
-    return client._link._session
+    session = only_link(client).session
+    assert session is not None
+    return session
+
+
+def only_link(client: RemoteEngineClient) -> EngineLink:
+    assert client._pool is not None
+    (link,) = client._pool.fleet.links.values()
+    return link
 
 
 async def watch_window(engine: FakeEngine) -> None:
@@ -115,8 +122,7 @@ async def assert_nothing_is_kept(engine: FakeEngine, client: RemoteEngineClient)
     assert not session._pending
     assert not session._unacknowledged
     assert not wire_session(client).streams
-    assert client._link is not None
-    assert not client._link._lives
+    assert not only_link(client).lives
     core = engine.built.engine
     await wait_until_async(lambda: not core.has_work, "the engine comes to rest")
     core.scheduler.blocks.check()
