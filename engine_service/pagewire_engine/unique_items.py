@@ -29,7 +29,7 @@ _OPENERS, _CLOSERS = frozenset(b"{["), frozenset(b"}]")
 # How far a dead end is foreseen, in bytes of the item; how many masks a step may take for that;
 # and how many ways on are more than could all be dead ends.
 _MOST_BYTES_AHEAD = 96
-_MOST_FORESEEN = 16
+_MOST_FORESEEN = 40
 _MOST_WAYS = 32
 _MOST_ALLOWED = 2048
 
