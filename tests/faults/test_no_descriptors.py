@@ -138,7 +138,7 @@ async def test_a_frontend_without_descriptors_serves_those_who_are_there() -> No
     with FakeEngineProcess(step_time_s=0.02) as engine, RealFrontend(engine.target) as frontend:
         async with connected(frontend) as http:
             # Two connections, which the client keeps.
-            await asyncio.gather(num_completed(http, 20), num_completed(http, 20))
+            await asyncio.gather(num_completed(http, 80), num_completed(http, 80))
             with few_descriptors(frontend.pid), strangers(*ports(frontend)):
                 running = asyncio.create_task(num_completed(http, 300))
                 await assert_idles(frontend.pid)
