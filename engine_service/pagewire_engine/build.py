@@ -100,7 +100,6 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         from pagewire_engine.tokenizer_files import load_model_tokenizer
         from pagewire_engine.weights_fingerprint import weights_fingerprint
         from pagewire_engine.worker.device import wake_device
-        from pagewire_kernels.openmp import release_threads
 
     # Beside what is read and imported next.
     wake_device(config.device)
@@ -138,8 +137,6 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
     except BaseException:
         executor.shutdown()
         raise
-    # Another thread runs the steps.
-    release_threads()
     times.add(info.startup_s)
     report(f"loaded in {times}")
     return BuiltEngine(
@@ -213,3 +210,6 @@ def limit_threads(num_threads: int | None) -> None:
     """
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(model_threads(num_threads))
+    # torch's threads would look for more work for milliseconds after each loop, on the CPUs that
+    # the C++ kernels' own threads need.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
