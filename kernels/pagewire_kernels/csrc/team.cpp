@@ -1,10 +1,13 @@
 #include "team.h"
 
 #include <chrono>
-#include <system_error>
+#include <exception>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#endif
+#if defined(__unix__)
+#include <pthread.h>
 #endif
 
 namespace pagewire {
@@ -39,8 +42,14 @@ void await_change(const std::atomic<T>& value, T old) {
 }  // namespace
 
 Team& Team::instance() {
-  // Never destroyed: its threads may look at it for as long as the process lives.
-  static Team* team = new Team;
+  // Never destroyed: its threads may look at it for as long as the process lives. A forked process
+  // has none of them, and gets a team of its own.
+  static Team* team = [] {
+#if defined(__unix__)
+    pthread_atfork(nullptr, nullptr, [] { team = new Team; });
+#endif
+    return new Team;
+  }();
   return *team;
 }
 
@@ -59,7 +68,7 @@ bool Team::gather(int helpers) {
       std::thread(&Team::help, this, num_helpers_).detach();
     }
     return true;
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     return false;  // no more threads are to be had
   }
 }

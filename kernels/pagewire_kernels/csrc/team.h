@@ -27,7 +27,7 @@ class Team {
 
  private:
   using Call = void (*)(const void* context, int index);
-  static constexpr int kMostHelpers = 255;
+  static constexpr int kMostHelpers = 1023;
 
   struct alignas(64) Helper {
     std::atomic<uint32_t> calls{0};

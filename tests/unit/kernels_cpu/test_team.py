@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -60,3 +62,29 @@ def test_idle_threads_take_no_time() -> None:
     started = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - started < 0.15
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    program = """
+import os, torch
+from pagewire_kernels.cpu_dense import CpuDense
+torch.set_num_threads(2)
+dense = CpuDense()
+weight, hidden = dense.pack(torch.ones(700, 300)), torch.ones(40, 300)
+expected = dense.linear(hidden, weight)
+child = os.fork()
+if child == 0:
+    # Few elements: torch itself can't compute in parallel after a fork.
+    same = torch.equal(dense.linear(hidden, weight), expected)
+    os._exit(0 if same and len(os.listdir("/proc/self/task")) > 1 else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert torch.equal(dense.linear(hidden, weight), expected)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
