@@ -138,6 +138,7 @@ def test_stats_are_what_the_control_api_tells() -> None:
     told = {spec.name for spec in engine_pb2.GetStatsResponse.DESCRIPTOR.fields}
     assert {spec.name for spec in fields(EngineStats)} == told - {
         "adapters",
+        "delta_wire",
         "epoch",
         "num_sessions",
         "time_to_first_token",
