@@ -237,9 +237,10 @@ class Failover:
             # The session ended while the answer was on its way, or the engine drains.
             self._spawn(self._tell_abort(link, session, live, None, FinishReason.ABORT))
             raise _MovedError
-        if live.placed:
+        if live.placed and live.accepted_in is not session:
             live.resumptions += 1
             self._counts.resumed_requests += 1
+        live.accepted_in = session
         live.seed, live.placed = accepted.seed, True
         live.adapter_version = accepted.adapter_version
         for index in open_before:

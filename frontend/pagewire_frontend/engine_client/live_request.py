@@ -34,7 +34,9 @@ class LiveRequest:
         deaths: engines that died while it was in flight, and maybe of it.
         died_at: tokens it had then.
         proven_in: the session in which it came through a trial.
-        resumptions: how often it was accepted again, with what it had produced.
+        accepted_in: the session that has last accepted it.
+        resumptions: how often another life of an engine, or another engine, has gone on with it. To
+            be back after another request's trial is none.
         waiting_since: when it was last without an engine, seconds of the monotonic clock.
     """
 
@@ -66,6 +68,7 @@ class LiveRequest:
         self.deaths = 0
         self.died_at = 0
         self.proven_in: WireSession | None = None
+        self.accepted_in: WireSession | None = None
         self.resumptions = 0
         self.waiting_since = time.monotonic()
 
