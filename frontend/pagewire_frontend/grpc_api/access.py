@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health
-from grpc_status import rpc_status
 
 from pagewire.errors import PagewireError
 from pagewire_frontend.access import UNCOUNTED_CALLS, Access
-from pagewire_frontend.grpc_api.errors import to_status
+from pagewire_frontend.grpc_api.errors import end, to_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -73,7 +72,7 @@ class AccessInterceptor(_ServerInterceptor):
             try:
                 access.enter(tenant)
             except PagewireError as error:
-                await _abort(context, error)
+                await end(context, to_status(error))
             context.add_done_callback(left)  # type: ignore[arg-type]  # the stub's type is no Callable
 
         async def call(request: Any, context: Context) -> Any:
@@ -99,12 +98,7 @@ class AccessInterceptor(_ServerInterceptor):
 
 def _refusing(error: PagewireError) -> Handler:
     async def refuse(requests: Any, context: Context) -> None:
-        await _abort(context, error)
+        await end(context, to_status(error))
 
     # Of all kinds of calls this one waits for no message.
     return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-async def _abort(context: Context, error: PagewireError) -> None:
-    status = rpc_status.to_status(to_status(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
@@ -117,12 +118,22 @@ async def abort(
     """Ends the call with the error's status, in the words of its request."""
     asks = request.DESCRIPTOR.fields_by_name
     beam_search = "beam_search" in asks and request.HasField("beam_search")
-    status = rpc_status.to_status(to_status(error, beam_search=beam_search))
+    await end(context, to_status(error, beam_search=beam_search))
+
+
+async def end(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> NoReturn:
+    """Ends the call with a status.
+
+    Raises:
+        AbortError: always, for gRPC to take.
+        CancelledError: the client has left before it had read all that came before.
+    """
+    packed = rpc_status.to_status(status)
     try:
-        await context.abort(status.code, status.details, status.trailing_metadata)
+        await context.abort(packed.code, packed.details, packed.trailing_metadata)
     except grpc.aio.InternalError:
-        # The client left before it had read all that came before.
-        raise grpc.aio.AbortError("the client has left") from None
+        # Not an AbortError: gRPC takes no other than its own.
+        raise asyncio.CancelledError("the client has left") from None
 
 
 def answers_errors(handler: HandlerT) -> HandlerT:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import logging
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -20,10 +23,10 @@ from pagewire.errors import (
     error_from_code,
     shortened,
 )
-from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 from pagewire_frontend.errors import TokenIdsOnlyError
 from pagewire_frontend.faults import as_pagewire_error
-from pagewire_frontend.grpc_api.errors import field_path, to_status
+from pagewire_frontend.grpc_api.errors import abort, field_path, to_status
 from pagewire_frontend.openai_api.errors import (
     RequestTooLargeError,
     describe,
@@ -195,3 +198,38 @@ def test_what_a_status_quotes_fits_in_the_metadata_that_clients_take(letter: str
 @pytest.mark.parametrize("text", ["", "short", "x" * 1024])
 def test_what_is_short_is_told_whole(text: str) -> None:
     assert shortened(text) == text
+
+
+async def test_an_error_for_a_client_that_has_left_leaves_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As when it leaves between the last message that was sent and the status."""
+    entered = asyncio.Event()
+    raised: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    class Slow(inference_pb2_grpc.InferenceServicer):
+        async def Tokenize(self, request: Any, context: Any) -> Any:
+            entered.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            try:
+                await abort(context, InvalidArgumentError("text", "too late"), request)
+            except BaseException as error:
+                raised.set_result(error)
+                raise
+
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(Slow(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            call = stub.Tokenize(inference_pb2.TokenizeRequest())
+            await asyncio.wait_for(entered.wait(), 60)
+            call.cancel()
+            error = await asyncio.wait_for(raised, 60)
+    finally:
+        await server.stop(None)
+    assert type(error) is asyncio.CancelledError
+    assert "Traceback" not in caplog.text
