@@ -16,7 +16,13 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.structured_output import FIELD, StructuredOutput
+from pagewire_engine.grammar_endings import GrammarEndings
+from pagewire_engine.grammar_matcher import CompiledGrammar
+from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.json_schemas import Place, normalised_schema, places_of_unique_items
+from pagewire_engine.token_bytes import TokenBytes
+from pagewire_engine.unique_items import UniqueItems
+from pagewire_engine.wind_down import Ending
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -126,6 +132,39 @@ def compiled(constraint: StructuredOutput, grammar: str, vocabulary: LLTokenizer
     if matcher.is_stopped() and not matcher.is_accepting():
         raise _wrong(constraint, NO_TEXT)
     return matcher
+
+
+def compiled_grammar(
+    constraint: StructuredOutput,
+    grammar: str,
+    vocabulary: LLTokenizer,
+    tokens: TokenBytes,
+    num_bytes: int = 0,
+) -> CompiledGrammar:
+    """The matcher before the first token, with what else is watched.
+
+    Args:
+        constraint: what is compiled.
+        grammar: its `grammar_text`.
+        vocabulary: the model's.
+        tokens: its tokens' bytes.
+        num_bytes: about the memory that the matcher takes.
+
+    Raises:
+        InvalidArgumentError: see `compiled`.
+    """
+    matcher = compiled(constraint, grammar, vocabulary)
+    place = unique_places(constraint)
+    is_json = constraint.json_object or constraint.json_schema is not None
+    endings = GrammarEndings(vocabulary, tokens, grammar, is_json=is_json)
+    first = endings.shortest(matcher, JsonPosition())
+    return CompiledGrammar(
+        matcher,
+        tokens,
+        num_bytes=num_bytes,
+        unique_items=None if place is None else UniqueItems(place, tokens),
+        ending=Ending(endings, None if first is None else tuple(first)),
+    )
 
 
 def reason(error: str) -> str:

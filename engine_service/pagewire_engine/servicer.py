@@ -38,8 +38,9 @@ from pagewire_engine.admission import open_sequences
 from pagewire_engine.block_map import Snapshot
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
+from pagewire_engine.grammar_matcher import CompiledGrammar
 from pagewire_engine.stats_message import delta_wire_message, stats_message, window_message
-from pagewire_engine.structured_output import CompiledGrammar, start_compiling
+from pagewire_engine.structured_output import start_compiling
 from pagewire_engine.submission import SequencePast, Submission
 from pagewire_engine.token_stream import TokenStreams
 

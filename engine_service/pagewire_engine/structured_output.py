@@ -20,13 +20,14 @@ import numpy.typing as npt
 
 from pagewire.errors import FailedPreconditionError, PagewireError, ResourceExhaustedError
 from pagewire.structured_output import FIELD, StructuredOutput
+from pagewire_engine.grammar_matcher import SLOW_MASK_S, CompiledGrammar, Matcher
 from pagewire_engine.grammar_trial import GrammarTrial
 from pagewire_engine.submission import Submission
-from pagewire_engine.unique_items import TokenBytes, UniqueItems
+from pagewire_engine.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     # Loaded with the first constraint: most engines never see one.
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -38,80 +39,6 @@ _MOST_LIVE_BYTES = 1 << 30
 _MOST_KEPT = 64
 _MOST_KEPT_BYTES = 128 << 20
 _RETRY_AFTER_S = 1.0
-# All sequences of a step wait for its masks, which take some 50 us each. A new part of a grammar
-# may take 30 ms, once; who needs as long again and again holds up the others.
-_SLOW_MASK_S = 0.02
-_MOST_SLOW_MASKS = 8
-
-
-class Matcher:
-    """A sequence's place in its grammar. Faults do not raise: they are asked for once a mask has
-    been filled."""
-
-    __slots__ = ("_is_stuck", "_num_slow_masks", "_unique_items", "inner")
-
-    def __init__(self, inner: LLMatcher, unique_items: UniqueItems | None = None) -> None:
-        self.inner = inner
-        self._unique_items = unique_items
-        self._num_slow_masks = 0
-        self._is_stuck = False
-
-    def fill_timed(self, bits: npt.NDArray[np.uint32]) -> None:
-        """Writes what it allows next, and takes notice where that takes long."""
-        started = time.thread_time()
-        self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        self.restrict(bits)
-        self._num_slow_masks += time.thread_time() - started > _SLOW_MASK_S
-
-    def restrict(self, bits: npt.NDArray[np.uint32]) -> None:
-        """Takes out of what the grammar allows what it can't tell of."""
-        if self._unique_items is not None and not self.inner.is_error():
-            self._unique_items.restrict(bits, self.inner)
-            self._is_stuck = not bits.any()
-
-    def advance(self, token_ids: list[int]) -> None:
-        """The sequence has gone on with these tokens."""
-        self.inner.consume_tokens(token_ids)
-        if self._unique_items is not None:
-            self._unique_items.advance(token_ids)
-
-    def fault(self) -> str | None:
-        """Why the sequence can't go on under its grammar; None if it can."""
-        if self.inner.is_error():
-            from pagewire_engine.grammars import reason
-
-            return f"the output can't be kept to it: {reason(self.inner.get_error())}"
-        if self.inner.is_stopped() and not self.inner.is_accepting():
-            return "it allows nothing that could follow on what has been produced"
-        if self._is_stuck:
-            return "the items of an array have to differ, and no other can follow"
-        if self._num_slow_masks > _MOST_SLOW_MASKS:
-            return "it is so ambiguous that each token takes too long; simplify it"
-        return None
-
-
-class CompiledGrammar:
-    """A grammar, and the matcher before the first token. Whoever holds it keeps it known.
-
-    Attributes:
-        inner: the matcher, to be copied.
-        num_bytes: about the memory that it takes.
-        unique_items: watches that items differ, before the first token; None where they need not.
-    """
-
-    __slots__ = ("__weakref__", "inner", "num_bytes", "unique_items")
-
-    def __init__(
-        self, inner: LLMatcher, num_bytes: int = 0, unique_items: UniqueItems | None = None
-    ) -> None:
-        self.inner = inner
-        self.num_bytes = num_bytes
-        self.unique_items = unique_items
-
-    def matcher(self) -> Matcher:
-        """A matcher of its own, before the first token."""
-        watch = self.unique_items
-        return Matcher(self.inner.deep_copy(), None if watch is None else watch.copy())
 
 
 class GrammarCompiler:
@@ -182,9 +109,13 @@ class GrammarCompiler:
             self._compiling[constraint] = future
             return future
 
-    def matcher(self, constraint: StructuredOutput) -> Matcher:
+    def matcher(self, constraint: StructuredOutput, max_tokens: int | None = None) -> Matcher:
         """A matcher before the first token. A constraint that is not known any more is compiled
         here and now.
+
+        Args:
+            constraint: what the output is held to.
+            max_tokens: that it may have; None: it need not come to an end.
 
         Raises:
             InvalidArgumentError, FailedPreconditionError: see `start`.
@@ -194,7 +125,7 @@ class GrammarCompiler:
             known = self._compile(constraint)
             with self._lock:
                 self._keep(constraint, known)
-        return known.matcher()
+        return known.matcher(max_tokens if constraint.fit_max_tokens else None)
 
     def close(self) -> None:
         """Ends the thread and the trial. Safe to call twice."""
@@ -224,7 +155,7 @@ class GrammarCompiler:
         for matcher, row in zip(matchers, bits, strict=True):
             matcher.restrict(row)
         # Whose fault it was is seen the next time, when each is timed by itself.
-        self._was_slow = time.monotonic() - started > _SLOW_MASK_S
+        self._was_slow = time.monotonic() - started > SLOW_MASK_S
 
     def _keep(self, constraint: StructuredOutput, grammar: CompiledGrammar) -> None:
         """Makes it the one used last. Under the lock."""
@@ -268,17 +199,15 @@ class GrammarCompiler:
     def _compile(self, constraint: StructuredOutput) -> CompiledGrammar:
         with self._compile_lock:
             vocabulary = self._load_vocabulary()
-            from pagewire_engine.grammars import compiled, unique_places
+            from pagewire_engine.grammars import compiled_grammar
 
             assert self._trial is not None
             passed = self._trial.try_out(constraint)
-            matcher = compiled(constraint, passed.grammar, vocabulary)
-            unique_items: UniqueItems | None = None
-            if (place := unique_places(constraint)) is not None:
-                if self._token_bytes is None:
-                    self._token_bytes = TokenBytes(vocabulary)
-                unique_items = UniqueItems(place, self._token_bytes)
-            return CompiledGrammar(matcher, passed.num_bytes, unique_items)
+            if self._token_bytes is None:
+                self._token_bytes = TokenBytes(vocabulary)
+            return compiled_grammar(
+                constraint, passed.grammar, vocabulary, self._token_bytes, passed.num_bytes
+            )
 
     def _load_vocabulary(self) -> LLTokenizer:
         """The model's vocabulary, made once, with the trial that has another."""

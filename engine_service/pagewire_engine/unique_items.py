@@ -14,15 +14,14 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pagewire_engine.json_schemas.disjoint import value_key
 from pagewire_engine.json_schemas.places import Place
+from pagewire_engine.token_bytes import Bits, TokenBytes, numbers_of
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
-Bits = npt.NDArray[np.uint32]
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _BRACKET = b'"\\,:['
 _OPENERS, _CLOSERS = frozenset(b"{["), frozenset(b"}]")
@@ -32,38 +31,6 @@ _MOST_BYTES_AHEAD = 96
 _MOST_FORESEEN = 40
 _MOST_WAYS = 32
 _MOST_ALLOWED = 2048
-
-
-class TokenBytes:
-    """The vocabulary's tokens as bytes, and those that matter here.
-
-    Args:
-        vocabulary: the model's.
-    """
-
-    def __init__(self, vocabulary: LLTokenizer) -> None:
-        size = vocabulary.vocab_size
-        self.of = [
-            b"" if vocabulary.is_special_token(n) else vocabulary.decode_bytes([n])
-            for n in range(size)
-        ]
-        self.by_bytes: dict[bytes, list[int]] = {}
-        for number, text in enumerate(self.of):
-            self.by_bytes.setdefault(text, []).append(number)
-        self.quotes = self._bits_of(n for n, text in enumerate(self.of) if _QUOTE in text)
-        self.closers = self._bits_of(
-            n for n, text in enumerate(self.of) if not _CLOSERS.isdisjoint(text)
-        )
-        # What may end two items, or begin an array and end two of its items.
-        self.several = self._bits_of(
-            n for n, text in enumerate(self.of) if _COMMA in text[1:-1] or text.count(b",") > 1
-        )
-
-    def _bits_of(self, numbers: Iterable[int]) -> Bits:
-        words = np.zeros(-(-len(self.of) // 32), np.uint32)
-        for number in numbers:
-            words[number // 32] |= np.uint32(1 << number % 32)
-        return words
 
 
 class _Frame(NamedTuple):
@@ -177,18 +144,18 @@ class UniqueItems:
 
     def _candidates(self, reading: _Reading, ahead: bytes, bits: Bits) -> list[int]:
         tokens, frame = self._tokens, reading.frame
-        found = set(_numbers(bits & tokens.several))
+        found = set(numbers_of(bits & tokens.several))
         at_item = frame is not None and frame.keys is not None
         limited = at_item and frame is not None and frame.place.items is not None
         watched = [each for each in _frames(frame) if each.keys]
         if not watched and not limited:
             return sorted(found)
         if not reading.in_string or limited:
-            return _numbers(bits)[:_MOST_ALLOWED]
+            return numbers_of(bits)[:_MOST_ALLOWED]
         if not at_item:
-            found.update(_numbers(bits & tokens.quotes & tokens.closers))
+            found.update(numbers_of(bits & tokens.quotes & tokens.closers))
         elif self._may_repeat(reading, ahead):
-            found.update(_numbers(bits & tokens.quotes))
+            found.update(numbers_of(bits & tokens.quotes))
         # Tokens that go on as an item does that is there already.
         for each in watched:
             so_far = _plain(self._since(self._item_start(reading, each), ahead))
@@ -295,7 +262,7 @@ class UniqueItems:
     def _ways(self, bits: Bits) -> list[int]:
         """The allowed tokens that lead to different places: white space leads nowhere new, and the
         shortest of tokens that begin alike stands for the others."""
-        numbers = _numbers(bits)
+        numbers = numbers_of(bits)
         ways = [n for n in numbers if not self._tokens.of[n][:1].isspace()]
         ways = ways or [n for n in numbers if self._tokens.of[n].strip()]
         if 1 < len(ways) <= _MOST_WAYS:
@@ -423,16 +390,6 @@ def _plain(text: bytes) -> bytes:
             in_string = char == _QUOTE
         kept.append(char)
     return bytes(kept)
-
-
-def _numbers(bits: Bits) -> list[int]:
-    """The numbers of the bits that are set."""
-    words = np.flatnonzero(bits)
-    if not len(words):
-        return []
-    some = np.unpackbits(bits[words].view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
-    rows, places = np.nonzero(some)
-    return [int(n) for n in words[rows] * 32 + places]
 
 
 _SAME = _Frame(None, False, Place((), None), -1)  # type: ignore[arg-type]  # a mark

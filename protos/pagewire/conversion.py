@@ -84,6 +84,8 @@ def structured_output_from_proto(message: sampling_pb2.StructuredOutput) -> Stru
             raise InvalidArgumentError("structured_output.choice", "has no texts")
     elif kind is not None:
         given = {kind: getattr(message, kind)}
+    if message.HasField("fit_max_tokens"):
+        given["fit_max_tokens"] = message.fit_max_tokens
     return StructuredOutput(**given, lenient=message.lenient)
 
 
@@ -98,6 +100,7 @@ def structured_output_to_proto(
         regex=constraint.regex,
         grammar=constraint.grammar,
         lenient=constraint.lenient,
+        fit_max_tokens=constraint.fit_max_tokens,
     )
     if constraint.json_object:
         message.json_object.SetInParent()

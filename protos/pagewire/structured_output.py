@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pagewire.errors import InvalidArgumentError
@@ -36,6 +36,10 @@ class StructuredOutput:
         choice: one of these texts, at most 4096.
         grammar: text of this grammar: Lark as llguidance knows it, or llama.cpp's GBNF.
         lenient: leave out what of the JSON schema can't be enforced, instead of refusing it.
+        fit_max_tokens: bring the output to its end before `max_tokens` cuts it: when the tokens
+            that are left are about as many as the end needs, no item or member is begun any more
+            but those that there must be, and strings are closed. Not with `ignore_eos`. Two that
+            differ in nothing else are equal: they ask for the same texts.
     """
 
     json_schema: str | None = None
@@ -44,11 +48,13 @@ class StructuredOutput:
     choice: tuple[str, ...] = ()
     grammar: str | None = None
     lenient: bool = False
+    # They share what is compiled.
+    fit_max_tokens: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         object.__setattr__(self, "choice", _as_choices(self.choice))
-        for name in ("json_object", "lenient"):
+        for name in ("json_object", "lenient", "fit_max_tokens"):
             if not isinstance(value := getattr(self, name), bool):
                 raise _wrong(name, f"must be True or False, not {value!r:.80}")
         for name in _TEXTS:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pagewire.structured_output import StructuredOutput
-from pagewire_engine.grammars import compiled, grammar_text, make_vocabulary, unique_places
-from pagewire_engine.structured_output import CompiledGrammar, Matcher
-from pagewire_engine.unique_items import TokenBytes, UniqueItems
+from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
+from pagewire_engine.grammars import compiled_grammar, grammar_text, make_vocabulary
+from pagewire_engine.token_bytes import TokenBytes
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
 # Of a vocabulary of one token a byte.
@@ -33,10 +33,7 @@ class Grammars:
 
     def compiled(self, schema: Schema, *, lenient: bool = False) -> CompiledGrammar:
         constraint = StructuredOutput(json_schema=json.dumps(schema), lenient=lenient)
-        matcher = compiled(constraint, grammar_text(constraint), self.vocabulary)
-        place = unique_places(constraint)
-        watch = None if place is None else UniqueItems(place, self.tokens)
-        return CompiledGrammar(matcher, 0, watch)
+        return compiled_grammar(constraint, grammar_text(constraint), self.vocabulary, self.tokens)
 
     def accepts(self, schema: Schema, value: Any) -> bool:
         ids = ids_of(json.dumps(value))

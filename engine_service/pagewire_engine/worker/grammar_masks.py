@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pagewire.errors import PagewireError
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.step import StepPlan
-from pagewire_engine.structured_output import GrammarCompiler, Matcher
+from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker.staging import sent
 
 Bits = npt.NDArray[np.uint32]
@@ -128,7 +129,7 @@ class GrammarMasks:
         if progress is None:
             constraint = row.params.structured_output
             assert constraint is not None
-            progress = _Progress(self._compiler.matcher(constraint))
+            progress = _Progress(self._compiler.matcher(constraint, _room(row.params)))
             self._progress[row.sequence_id] = progress
         new = row.output_token_ids[progress.num_tokens :]
         if new:
@@ -148,6 +149,13 @@ class GrammarMasks:
             others[token_id // _WORD_BITS] &= ~np.uint32(1 << token_id % _WORD_BITS)
         if others.any():
             bits[:] = others
+
+
+def _room(params: SamplingParams) -> int | None:
+    """The tokens within which an output has to come to its end; None where it is not to."""
+    if params.ignore_eos or params.max_tokens is None or params.min_tokens >= params.max_tokens:
+        return None
+    return params.max_tokens
 
 
 def forbidden_tokens(bits: Bits, vocab_size: int, device: torch.device) -> Tensor:

@@ -63,6 +63,7 @@ class SamplingBody(BaseModel):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     structured_outputs: dict[str, Any] | None = None
+    fit_max_tokens: bool | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
@@ -90,6 +91,14 @@ class SamplingBody(BaseModel):
             changes["logit_bias"] = _logit_bias(self.logit_bias)
         if self._constraint.value is not None:
             changes["structured_output"] = self._constraint.value
+        if self.fit_max_tokens is not None:
+            if self._constraint.value is None:
+                raise InvalidArgumentError(
+                    "fit_max_tokens", "needs a constraint, such as response_format"
+                )
+            changes["structured_output"] = replace(
+                self._constraint.value, fit_max_tokens=self.fit_max_tokens
+            )
         if self.use_beam_search:
             return self._beam_search(changes)
         for name in ("length_penalty", "early_stopping"):

@@ -65,6 +65,20 @@ async def test_the_engine_is_asked_for_what_the_client_names(
 
 
 @BOTH
+@pytest.mark.parametrize("asked", [{"response_format": json_schema()}, {"guided_regex": "a+"}])
+async def test_a_client_may_let_max_tokens_cut(
+    path: str, body: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    client = FakeEngineClient()
+    async with http_client(await make_serving(client)) as http:
+        for more in ({}, {"fit_max_tokens": False}, {"fit_max_tokens": True}):
+            answer = await http.post(path, json=body | asked | more)
+            assert answer.status_code == 200
+    told = [request.sampling_params.structured_output for request in client.requests]
+    assert [each and each.fit_max_tokens for each in told] == [True, False, True]
+
+
+@BOTH
 @pytest.mark.parametrize(
     ("param", "asked"),
     [
@@ -93,6 +107,7 @@ async def test_the_engine_is_asked_for_what_the_client_names(
         ("guided_regex", {"response_format": json_schema(), "guided_regex": "a"}),
         ("guided_regex", {"guided_regex": "a", "structured_outputs": {"json": {}}}),
         ("response_format", {"response_format": json_schema(), "n": 2, "use_beam_search": True}),
+        ("fit_max_tokens", {"fit_max_tokens": True}),
     ],
 )
 async def test_a_constraint_that_can_not_be_served_is_a_400_that_names_it(

@@ -56,6 +56,7 @@ OF_EACH_KIND = [
         ("structured_output.grammar", {"grammar": "\ud83d"}),
         ("structured_output.lenient", {"json_object": True, "lenient": True}),
         ("structured_output.lenient", {"json_schema": "{}", "lenient": None}),
+        ("structured_output.fit_max_tokens", {"json_schema": "{}", "fit_max_tokens": 1}),
     ],
 )
 def test_a_bad_constraint_is_refused_by_name(field: str, values: dict[str, Any]) -> None:
@@ -86,6 +87,20 @@ def test_a_constraint_crosses_the_wire_whole(constraint: StructuredOutput) -> No
         sampling_params_to_proto(params).SerializeToString()
     )
     assert sampling_params_from_proto(message) == params
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_whether_an_output_fits_crosses_the_wires(fits: bool) -> None:
+    constraint = StructuredOutput(json_object=True, fit_max_tokens=fits)
+    params = SamplingParams(structured_output=constraint)
+    read = sampling_params_from_proto(sampling_params_to_proto(params)).structured_output
+    plan = StepPlan(1, new_sequences=[NewSequence(1, 0, 7, [1], [], params)])
+    sent = decode_plan(encode(plan)).new_sequences[0].sampling_params.structured_output
+    assert read is not None
+    assert sent is not None
+    assert read.fit_max_tokens is sent.fit_max_tokens is fits
+    unset = sampling_pb2.StructuredOutput(json_object=sampling_pb2.JsonObject())
+    assert structured_output_from_proto(unset).fit_max_tokens
 
 
 @pytest.mark.parametrize("constraint", OF_EACH_KIND, ids=lambda each: each.kind)

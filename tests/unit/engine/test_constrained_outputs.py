@@ -44,6 +44,18 @@ POINT = {
 }
 SCHEMA = StructuredOutput(json_schema=json.dumps(POINT))
 EXPRESSION = StructuredOutput(regex="[a-f]{3,20}(-[0-9]{2}){1,6}")
+STORY = StructuredOutput(
+    json_schema=json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "story": {"type": "string"},
+                "more": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["story", "more"],
+        }
+    )
+)
 GRAMMAR = StructuredOutput(grammar='root ::= "<" ([a-z]+ | root){1,3} ">"')
 
 
@@ -60,6 +72,8 @@ REQUESTS = [
     constrained(
         "twins", range(90, 103), EXPRESSION, n=2, temperature=3.0, seed=-3, presence_penalty=0.5
     ),
+    # Neither would come to its end by itself.
+    constrained("endless", range(120, 131), STORY, n=2, temperature=2.0, seed=9, max_tokens=50),
     constrained("free", range(60, 66), None, temperature=1.0, max_tokens=20),
     constrained("nested", range(7, 8), GRAMMAR, temperature=2.0, min_tokens=9, max_tokens=30),
 ]
@@ -192,6 +206,30 @@ def test_overlapping(laboratory: Laboratory, alone: Answers, num_blocks: int) ->
     assert (engine.stats().num_preemptions > 0) == (num_blocks == 26)
 
 
+def test_what_would_not_end_is_brought_to_its_end(laboratory: Laboratory, alone: Answers) -> None:
+    (request,) = (r for r in REQUESTS if r.request_id == "endless")
+    free = replace(STORY, fit_max_tokens=False)
+    params = replace(request.sampling_params, structured_output=free)
+    told, _ = laboratory.run([replace(request, sampling_params=params)])
+    cut = [n for n, token_ids in enumerate(told["endless"]) if token_ids[-1] != EOS]
+    assert cut
+    for n in cut:
+        token_ids = alone["endless"][n]
+        assert token_ids[-1] == EOS
+        assert 40 < len(token_ids) <= 50
+        assert json.loads(text_of(token_ids))["story"]
+
+
+@pytest.mark.parametrize("num_past", [5, 30, 42, 46])
+def test_winding_down_goes_on_where_it_was(
+    laboratory: Laboratory, alone: Answers, num_past: int
+) -> None:
+    (request,) = (r for r in REQUESTS if r.request_id == "endless")
+    past = [SequencePast(n, ids[:num_past]) for n, ids in enumerate(alone["endless"])]
+    told, _ = laboratory.run([replace(request, past=past)])
+    assert told["endless"] == alone["endless"]
+
+
 @pytest.mark.parametrize("num_past", [1, 7])
 def test_resumed_in_another_engine(laboratory: Laboratory, alone: Answers, num_past: int) -> None:
     resumed = [
@@ -207,7 +245,7 @@ def test_resumed_in_another_engine(laboratory: Laboratory, alone: Answers, num_p
     told, engine = laboratory.run(resumed, max_num_batched_tokens=16)
     assert told == alone
     num_tokens = sum(len(tokens) for sequences in alone.values() for tokens in sequences)
-    assert engine.stats().num_generation_tokens == num_tokens - 6 * num_past
+    assert engine.stats().num_generation_tokens == num_tokens - 8 * num_past
 
 
 def test_a_past_that_does_not_fit_fails_its_request_alone(
@@ -306,7 +344,5 @@ def test_whatever_ends_validates(
     )
     told, _ = laboratory.run([request])
     ((*token_ids, last),) = told["a"]
-    if last == EOS:
-        jsonschema.validate(json.loads(text_of(token_ids)), schema)
-    else:
-        assert len(token_ids) == 119
+    assert last == EOS
+    jsonschema.validate(json.loads(text_of(token_ids)), schema)

@@ -17,7 +17,8 @@ from pagewire.errors import (
     ResourceExhaustedError,
 )
 from pagewire.structured_output import MAX_CHOICES, StructuredOutput
-from pagewire_engine import grammar_trial, structured_output
+from pagewire_engine import grammar_matcher, grammar_trial, structured_output
+from pagewire_engine.grammar_matcher import CompiledGrammar
 from pagewire_engine.structured_output import GrammarCompiler
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
@@ -176,7 +177,8 @@ def test_a_harmless_depth_passes(compiler: GrammarCompiler) -> None:
 def test_an_ambiguous_grammar_is_refused_once_it_has_held_others_up(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structured_output, "_SLOW_MASK_S", -1.0)
+    monkeypatch.setattr(structured_output, "SLOW_MASK_S", -1.0)
+    monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
     quick, slow = (compiler.matcher(StructuredOutput(regex="a*")) for _ in range(2))
     bits = np.zeros((2, 9), np.uint32)
     for _ in range(20):
@@ -193,7 +195,7 @@ def test_one_constraint_is_compiled_once_for_all_who_wait(
     def compile_slowly(constraint: StructuredOutput) -> Any:
         started.append(constraint)
         assert may_go_on.wait(WAIT_S)
-        return structured_output.CompiledGrammar(None)  # type: ignore[arg-type]
+        return CompiledGrammar(None, None, ending=None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(compiler, "_compile", compile_slowly)
     monkeypatch.setattr(structured_output, "_MOST_WAITING", 3)

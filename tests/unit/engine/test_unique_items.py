@@ -15,7 +15,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.grammars import make_vocabulary
 from pagewire_engine.structured_output import GrammarCompiler
-from pagewire_engine.unique_items import TokenBytes
+from pagewire_engine.token_bytes import TokenBytes
 from pagewire_engine.worker.grammar_masks import GrammarMasks
 from pagewire_engine.worker.sampler import SamplingRow
 from tests.fakes.constrained_walks import walk

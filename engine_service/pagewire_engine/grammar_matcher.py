@@ -1,0 +1,130 @@
+"""A sequence's place in the grammar that its output is held to."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pagewire_engine.token_bytes import Bits, TokenBytes
+from pagewire_engine.unique_items import UniqueItems
+from pagewire_engine.wind_down import Ending, WindDown
+
+if TYPE_CHECKING:
+    # Loaded with the first constraint: most engines never see one.
+    from llguidance import LLMatcher
+
+# All sequences of a step wait for its masks, which take some 50 us each. A new part of a grammar
+# may take 30 ms, once; who needs as long again and again holds up the others.
+SLOW_MASK_S = 0.02
+_MOST_SLOW_MASKS = 8
+
+
+class Matcher:
+    """A sequence's place in its grammar. Faults do not raise: they are asked for once a mask has
+    been filled.
+
+    Args:
+        inner: llguidance's, before the first token.
+        unique_items: watches that items differ; None where they need not.
+        wind_down: brings the output to its end; None where it need not come to one.
+    """
+
+    __slots__ = ("_is_stuck", "_num_slow_masks", "_unique_items", "_wind_down", "inner")
+
+    def __init__(
+        self,
+        inner: LLMatcher,
+        unique_items: UniqueItems | None = None,
+        wind_down: WindDown | None = None,
+    ) -> None:
+        self.inner = inner
+        self._unique_items = unique_items
+        self._wind_down = wind_down
+        self._num_slow_masks = 0
+        self._is_stuck = False
+
+    def fill_timed(self, bits: Bits) -> None:
+        """Writes what it allows next, and takes notice where that takes long."""
+        started = time.thread_time()
+        self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self.restrict(bits)
+        self._num_slow_masks += time.thread_time() - started > SLOW_MASK_S
+
+    def restrict(self, bits: Bits) -> None:
+        """Takes out of what the grammar allows what it can't tell of."""
+        if self.inner.is_error():
+            return
+        if self._unique_items is not None:
+            self._unique_items.restrict(bits, self.inner)
+            self._is_stuck = not bits.any()
+        if self._wind_down is not None:
+            self._wind_down.restrict(bits, self.inner)
+
+    def advance(self, token_ids: list[int]) -> None:
+        """The sequence has gone on with these tokens."""
+        if self._wind_down is None:
+            self.inner.consume_tokens(token_ids)
+        else:
+            for token_id in token_ids:
+                self.inner.consume_token(token_id)
+                self._wind_down.advance(token_id, self.inner)
+        if self._unique_items is not None:
+            self._unique_items.advance(token_ids)
+
+    def fault(self) -> str | None:
+        """Why the sequence can't go on under its grammar; None if it can."""
+        if self.inner.is_error():
+            from pagewire_engine.grammars import reason
+
+            return f"the output can't be kept to it: {reason(self.inner.get_error())}"
+        if self.inner.is_stopped() and not self.inner.is_accepting():
+            return "it allows nothing that could follow on what has been produced"
+        if self._is_stuck:
+            return "the items of an array have to differ, and no other can follow"
+        if self._num_slow_masks > _MOST_SLOW_MASKS:
+            return "it is so ambiguous that each token takes too long; simplify it"
+        return None
+
+
+class CompiledGrammar:
+    """A grammar, and the matcher before the first token. Whoever holds it keeps it known.
+
+    Args:
+        inner: the matcher, to be copied.
+        tokens: the vocabulary's tokens.
+        num_bytes: about the memory that it takes.
+        unique_items: watches that items differ, before the first token; None where they need not.
+        ending: how outputs come to an end.
+
+    Attributes:
+        inner, num_bytes: see above.
+    """
+
+    __slots__ = ("__weakref__", "_ending", "_tokens", "_unique_items", "inner", "num_bytes")
+
+    def __init__(
+        self,
+        inner: LLMatcher,
+        tokens: TokenBytes,
+        *,
+        num_bytes: int = 0,
+        unique_items: UniqueItems | None = None,
+        ending: Ending,
+    ) -> None:
+        self.inner = inner
+        self.num_bytes = num_bytes
+        self._tokens = tokens
+        self._unique_items = unique_items
+        self._ending = ending
+
+    def matcher(self, max_tokens: int | None = None) -> Matcher:
+        """A matcher of its own, before the first token.
+
+        Args:
+            max_tokens: within which the output has to come to its end; None: it need not.
+        """
+        unique = self._unique_items
+        wind_down = None
+        if max_tokens is not None:
+            wind_down = WindDown(self._ending, self._tokens, max_tokens)
+        return Matcher(self.inner.deep_copy(), unique and unique.copy(), wind_down)

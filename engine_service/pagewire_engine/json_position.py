@@ -1,0 +1,61 @@
+"""Where in a JSON text one is, as it is produced."""
+
+from __future__ import annotations
+
+_QUOTE, _BACKSLASH, _COLON, _COMMA = b'"\\:,'
+_OPENERS, _CLOSERS = frozenset(b"{["), frozenset(b"}]")
+_BRACE = b"{"[0]
+
+
+class JsonPosition:
+    """Reads JSON byte by byte, and knows no more than these.
+
+    Attributes:
+        in_string: within a string.
+        awaits_name: the string that comes, or is being read, is a member's name.
+    """
+
+    __slots__ = ("_escaped", "_objects", "awaits_name", "in_string")
+
+    def __init__(self) -> None:
+        self.in_string = False
+        self.awaits_name = False
+        self._escaped = False
+        self._objects: list[bool] = []
+
+    def copy(self) -> JsonPosition:
+        other = JsonPosition()
+        other.in_string, other.awaits_name = self.in_string, self.awaits_name
+        other._escaped, other._objects = self._escaped, self._objects.copy()
+        return other
+
+    @property
+    def in_object(self) -> bool:
+        """The innermost that is open is an object."""
+        return bool(self._objects) and self._objects[-1]
+
+    def read(self, text: bytes) -> None:
+        """The text has gone on with these bytes."""
+        if self.in_string and not self._escaped and text.isalnum():
+            return
+        for char in text:
+            if self.in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif char == _BACKSLASH:
+                    self._escaped = True
+                elif char == _QUOTE:
+                    self.in_string = False
+            elif char == _QUOTE:
+                self.in_string = True
+            elif char in _OPENERS:
+                self._objects.append(char == _BRACE)
+                self.awaits_name = char == _BRACE
+            elif char in _CLOSERS:
+                if self._objects:
+                    self._objects.pop()
+                self.awaits_name = False
+            elif char == _COLON:
+                self.awaits_name = False
+            elif char == _COMMA:
+                self.awaits_name = self.in_object

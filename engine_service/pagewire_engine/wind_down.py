@@ -1,0 +1,204 @@
+"""Brings a constrained output to its end before `max_tokens` cuts it.
+
+A way to the end is known from the time on at which it begins to matter: it is looked for again when
+the output has left it, and not while a string goes on that it only has to close. The fewer tokens
+there are to spare, of those that are left, beyond that way, the fewer are allowed:
+
+- where only a few could follow, each is tried, and those that lead to no end in time are not;
+- then no member of an object is begun but those that there must be, and an item of an array only
+  where its end is in time;
+- then none of either;
+- at last the way alone is left, but for strings of free text, which end where it just fits.
+
+Like a matcher this is a function of the sequence's tokens and of `max_tokens` alone: one that is
+made anew goes through the same states again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pagewire_engine.grammar_endings import GrammarEndings
+from pagewire_engine.json_position import JsonPosition
+from pagewire_engine.token_bytes import Bits, TokenBytes, numbers_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+# Tokens to spare. Below the first the way is followed token by token, before that it is looked at
+# again when a quarter of them is spent; below the others fewer and fewer tokens are allowed.
+_WATCHED = 256
+_MOST_SOFT, _SOFT_SHARE = 64, 8
+_MOST_HARD, _HARD_SHARE = 16, 32
+_STRING_MARGIN = 3
+_MOST_WAYS = 16
+# How long it takes to look again where no way was found that fits.
+_PAUSE = 32
+
+
+class Ending(NamedTuple):
+    """What is known of a grammar's ends.
+
+    Attributes:
+        endings: finds them.
+        first: from the beginning to the end; None where none was found.
+    """
+
+    endings: GrammarEndings
+    first: tuple[int, ...] | None
+
+
+class WindDown:
+    """Watches one sequence.
+
+    Args:
+        ending: of its grammar.
+        tokens: the vocabulary's.
+        max_tokens: of the sequence's output.
+    """
+
+    __slots__ = (
+        "_endings",
+        "_hard",
+        "_lean",
+        "_next_look",
+        "_num_left",
+        "_position",
+        "_soft",
+        "_tokens",
+        "_way",
+    )
+
+    def __init__(self, ending: Ending, tokens: TokenBytes, max_tokens: int) -> None:
+        self._endings = ending.endings
+        self._tokens = tokens
+        self._position = JsonPosition()
+        self._way = None if ending.first is None else list(ending.first)
+        self._num_left = max_tokens
+        self._hard = min(_MOST_HARD, max_tokens // _HARD_SHARE)
+        self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
+        # An item may be about as long as the shortest output: begin none that does not fit.
+        self._lean = min(_WATCHED, self._soft + len(ending.first or ()))
+        self._next_look = max_tokens
+        self._plan_next_look()
+
+    def advance(self, token_id: int, matcher: LLMatcher) -> None:
+        """The sequence has gone on with a token.
+
+        Args:
+            token_id: the token.
+            matcher: after it.
+        """
+        self._num_left -= 1
+        if self._endings.is_json:
+            self._position.read(self._tokens.of[token_id])
+        way = self._way
+        if way and way[0] == token_id:
+            self._way = way[1:]
+            return
+        if self._num_left > self._next_look or matcher.is_stopped():
+            self._way = None
+            return
+        if way is None or not _is_way(matcher, way):
+            self._way = self._endings.shortest(matcher, self._position, self._num_left)
+        self._plan_next_look()
+
+    def restrict(self, bits: Bits, matcher: LLMatcher) -> None:
+        """Takes out of a mask what would be too long.
+
+        Args:
+            bits: uint32 [ceil(vocab_size / 32)], what the matcher allows next.
+            matcher: the sequence's; it is not moved.
+        """
+        spare = self._spare()
+        if not self._way or spare is None or spare > _WATCHED:
+            return
+        word, bit = self._way[0] // 32, np.uint32(1 << self._way[0] % 32)
+        if not bits[word] & bit:  # items would be the same
+            return
+        if spare <= self._hard and not (spare > _STRING_MARGIN and self._is_free_text(matcher)):
+            bits[:] = 0
+        elif spare <= self._hard:
+            bits &= ~(self._tokens.quotes | self._tokens.unfinished)
+        elif (ways := _few(bits)) is not None:
+            for token_id in ways:
+                if not self._ends_in_time(token_id, matcher, margin=0):
+                    bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+        elif self._endings.is_json and spare <= self._lean:
+            self._forbid_growth(bits, matcher, may_add_items=spare > self._soft)
+        bits[word] |= bit
+
+    def _forbid_growth(self, bits: Bits, matcher: LLMatcher, *, may_add_items: bool) -> None:
+        """Leaves what adds nothing that has to be ended in its turn."""
+        position, tokens = self._position, self._tokens
+        if position.awaits_name:
+            bits[:] = 0
+        elif position.in_string:
+            bits &= ~(tokens.many_moves if may_add_items else tokens.quotes)
+        elif not may_add_items:
+            bits &= ~tokens.openers
+        else:
+            bits &= ~tokens.many_moves
+            for char in (b"{", b"[", b","):
+                known = tokens.by_bytes.get(char)
+                goes = char != b"," or not position.in_object
+                if known is None or not (
+                    goes and self._ends_in_time(known[0], matcher, margin=self._hard)
+                ):
+                    bits &= ~tokens.having(char)
+
+    def _ends_in_time(self, token_id: int, matcher: LLMatcher, *, margin: int) -> bool:
+        """Whether there is a way to the end after a token."""
+        most = self._num_left - 1 - margin
+        way = self._way
+        if way and (
+            way[0] == token_id or (len(way) <= most and _is_way(matcher, [token_id, *way]))
+        ):
+            return True
+        follower = matcher.deep_copy()
+        if not follower.consume_token(token_id):
+            return False
+        if follower.is_stopped():
+            return True
+        position = self._position.copy()
+        position.read(self._tokens.of[token_id])
+        found = self._endings.shortest(follower, position, most)
+        return found is not None and len(found) <= most
+
+    def _is_free_text(self, matcher: LLMatcher) -> bool:
+        """Whether a string goes on that has room for any text, as far as some samples tell."""
+        position = self._position
+        if self._way is None or not position.in_string or position.awaits_name:
+            return False
+        samples = (self._tokens.by_bytes.get(text, [-1])[0] for text in (b"a", b" the", b"Q", b"7"))
+        return all(_is_way(matcher, [n, *self._way]) for n in samples if n >= 0)
+
+    def _spare(self) -> int | None:
+        """Tokens that are left beyond the way; None where no way is known that fits."""
+        if self._way is None or len(self._way) > self._num_left:
+            return None
+        return self._num_left - len(self._way)
+
+    def _plan_next_look(self) -> None:
+        """Until so many tokens are left the output goes on unwatched."""
+        spare = self._spare()
+        if spare is None:
+            self._next_look = self._num_left - _PAUSE
+        elif spare <= _WATCHED:
+            self._next_look = self._num_left
+        else:
+            self._next_look = self._num_left - spare // 4
+
+
+def _few(bits: Bits) -> list[int] | None:
+    """The tokens of a mask, where they are few."""
+    if np.count_nonzero(bits) > _MOST_WAYS:
+        return None
+    numbers = numbers_of(bits)
+    return numbers if len(numbers) <= _MOST_WAYS else None
+
+
+def _is_way(matcher: LLMatcher, token_ids: list[int]) -> bool:
+    return matcher.validate_tokens(token_ids) == len(token_ids)

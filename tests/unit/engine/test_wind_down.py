@@ -1,0 +1,160 @@
+"""Outputs that are brought to their end before `max_tokens` cuts them."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from pagewire.structured_output import StructuredOutput
+from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
+from pagewire_engine.grammars import compiled_grammar, grammar_text
+from pagewire_engine.json_position import JsonPosition
+from tests.fakes.constrained_walks import EOS, Grammars
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars()
+
+
+def grammar_of(grammars: Grammars, **constraint: Any) -> CompiledGrammar:
+    made = StructuredOutput(**constraint)
+    return compiled_grammar(made, grammar_text(made), grammars.vocabulary, grammars.tokens)
+
+
+def allowed(matcher: Matcher) -> list[int]:
+    bits = np.zeros(9, np.uint32)
+    matcher.fill_timed(bits)
+    assert matcher.fault() is None
+    flags = np.unpackbits(bits.view(np.uint8), bitorder="little")
+    return [int(n) for n in np.flatnonzero(flags)]
+
+
+def written(grammars: Grammars, matcher: Matcher, most: int, like: str, seed: int = 0) -> bytes:
+    """What a model writes that likes these characters more than any end; with `<cut>` at the end
+    where it was cut."""
+    choose, output = random.Random(seed), b""
+    for _ in range(most):
+        options = allowed(matcher)
+        if options == [EOS]:
+            return output
+        options = [n for n in options if n != EOS]
+        liked = [n for n in options if grammars.tokens.of[n].decode(errors="replace") in like]
+        chosen = choose.choice(liked or options)
+        output += grammars.tokens.of[chosen]
+        matcher.advance([chosen])
+    return output + b"<cut>"
+
+
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "string"},
+                "left": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+                "rest": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["value", "rest"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 3},
+    {"type": "object", "additionalProperties": {"type": "number"}, "minProperties": 2},
+    {"type": "object", "properties": {"ü": {"const": "ß"}, "b": {"enum": ["xy", "xyz"]}}}
+    | {"required": ["b", "ü"]},
+    {"type": "object", "properties": {"id": {"type": "string", "format": "uuid"}}}
+    | {"required": ["id"]},
+    {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{3}-[0-9]{2}$"}},
+    {"type": "array", "items": {"type": "integer", "minimum": 1000, "maximum": 9999}},
+    {"type": "object", "properties": {"when": {"type": "string", "format": "date-time"}}}
+    | {"required": ["when"]},
+    TREE,
+    {},
+]
+
+
+@pytest.mark.parametrize("like", ['"[{,:', "abc\\ ", "0123.", '{"valuerst:['])
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:40])
+def test_whatever_a_model_likes_its_output_ends(
+    grammars: Grammars, schema: dict[str, Any], like: str
+) -> None:
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    for most in (90, 250):
+        for seed in range(2):
+            text = written(grammars, grammar.matcher(most), most, like, seed)
+            assert not text.endswith(b"<cut>"), text
+            jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "most", "like"),
+    [
+        ({"regex": "[a-z ]+"}, 20, "abc"),
+        ({"regex": "(ab)*c"}, 31, "ab"),
+        ({"choice": ("yes", "yesterday and the day before")}, 12, "yesterday"),
+        ({"grammar": 'start: "<" (/[a-z]/ | start)+ ">"'}, 60, "abc<"),
+        ({"json_object": True}, 64, 'abc<{":'),
+    ],
+)
+def test_other_constraints_end_too(
+    grammars: Grammars, constraint: dict[str, Any], most: int, like: str
+) -> None:
+    grammar = grammar_of(grammars, **constraint)
+    assert not written(grammars, grammar.matcher(most), most, like).endswith(b"<cut>")
+    assert written(grammars, grammar.matcher(), most, like).endswith(b"<cut>")
+
+
+def test_a_string_may_take_all_the_room_that_there_is(grammars: Grammars) -> None:
+    grammar = grammar_of(grammars, json_schema='{"type": "string"}')
+    text = written(grammars, grammar.matcher(50), 50, "abc")
+    assert 40 <= len(text) < 50
+
+
+def test_nothing_changes_for_an_output_that_has_room(grammars: Grammars) -> None:
+    grammar = grammar_of(grammars, json_schema=json.dumps(TREE))
+    text = '{"value":"a","rest":[{"value":"b","rest":[]},{"value":"cd","rest":[]}]}'
+    held, free = grammar.matcher(3 * len(text)), grammar.matcher()
+    for token_id in grammars.vocabulary.tokenize_str(text):
+        assert allowed(held) == allowed(free)
+        held.advance([token_id])
+        free.advance([token_id])
+    assert allowed(held) == [EOS]
+
+
+def test_a_matcher_that_is_made_anew_allows_the_same(grammars: Grammars) -> None:
+    grammar, most = grammar_of(grammars, json_schema=json.dumps(TREE)), 300
+    matcher, choose = grammar.matcher(most), random.Random(3)
+    output: list[int] = []
+    while (options := allowed(matcher)) != [EOS]:
+        if len(output) % 7 == 0:
+            again = grammar.matcher(most)
+            again.advance(output)
+            assert allowed(again) == options
+        output.append(choose.choice([n for n in options if n != EOS]))
+        matcher.advance(output[-1:])
+    assert len(output) > 100
+
+
+def test_what_can_not_end_in_time_is_left_alone(grammars: Grammars) -> None:
+    grammar = grammar_of(grammars, json_schema='{"type": "array", "minItems": 40}')
+    assert written(grammars, grammar.matcher(30), 30, "[a").endswith(b"<cut>")
+    assert written(grammars, grammar.matcher(), 30, "[a").endswith(b"<cut>")
+
+
+def test_a_position_knows_names_from_values() -> None:
+    position = JsonPosition()
+    told = []
+    for char in b'{"a\\"":["b",{"c":0}],"d"':
+        position.read(bytes([char]))
+        told.append("s" if position.in_string else "n" if position.awaits_name else ".")
+    assert "".join(told) == "nssssn..ss..nssn....nssn"
