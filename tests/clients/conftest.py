@@ -1,19 +1,24 @@
-"""One real model behind both real commands, for all client tests."""
+"""Real models behind both real commands, for all client tests."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pagewire_frontend.model_download import cache_dir
+
 ROOT = Path(__file__).resolve().parents[2]
+NODE_CLIENT = Path(__file__).resolve().parent / "node"
 START_TIMEOUT_S = 120.0
 _READY = re.compile(
     r"pagewire-frontend is ready: HTTP http://localhost:(\d+), gRPC localhost:(\d+)"
@@ -22,7 +27,7 @@ _READY = re.compile(
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Ports of a frontend whose engine serves SmolLM2-135M-Instruct."""
+    """Ports of a frontend."""
 
     http_port: int
     grpc_port: int
@@ -37,20 +42,39 @@ class RunningServer:
 def smollm2_server(
     smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
-    """`engine-service` and `pagewire-frontend` on free ports. PAGEWIRE_TEST_MODEL names another
-    model's path."""
-    model = os.environ.get("PAGEWIRE_TEST_MODEL") or str(smollm2_path)
-    logs = tmp_path_factory.mktemp("smollm2_server")
+    """SmolLM2, or the model whose path PAGEWIRE_TEST_MODEL names."""
+    with _serving(
+        os.environ.get("PAGEWIRE_TEST_MODEL") or str(smollm2_path),
+        "smollm2",
+        tmp_path_factory.mktemp("smollm2_server"),
+        "--max-model-len=1024",
+        f"--kv-cache-memory={128 << 20}",
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def minilm_server(
+    minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """The embedding model."""
+    logs = tmp_path_factory.mktemp("minilm_server")
+    with _serving(str(minilm_folder), "minilm", logs, "--num-threads=1") as server:
+        yield server
+
+
+@contextmanager
+def _serving(model: str, name: str, logs: Path, *engine_flags: str) -> Iterator[RunningServer]:
+    """`engine-service` and `pagewire-frontend` on free ports."""
     commands: list[_Command] = []
     try:
         engine = _Command(
             logs / "engine.log",
             "pagewire_engine.cli",
             f"--model={model}",
-            "--served-model-name=smollm2",
+            f"--served-model-name={name}",
             "--port=0",
-            "--max-model-len=1024",
-            f"--kv-cache-memory={128 << 20}",
+            *engine_flags,
         )
         commands.append(engine)
         target = engine.wait_for(re.compile(r"engine-service is ready: .* on (127\.0\.0\.1:\d+)"))
@@ -60,6 +84,7 @@ def smollm2_server(
             f"--engine={target[1]}",
             "--http-port=0",
             "--grpc-port=0",
+            "--response-store=1MiB",
         )
         commands.append(frontend)
         ready = frontend.wait_for(_READY)
@@ -135,3 +160,23 @@ def require_command() -> Callable[[str], str]:
         return path
 
     return require
+
+
+@pytest.fixture(scope="session")
+def node_modules(require_command: Callable[[str], str]) -> Path:
+    """The Node client's packages, installed once into the cache."""
+    require_command("node")
+    npm = require_command("npm")
+    package = (NODE_CLIENT / "package.json").read_bytes()
+    folder = cache_dir() / f"node-client-{hashlib.sha256(package).hexdigest()[:12]}"
+    installed = folder / "installed"
+    if not installed.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_bytes(package)
+        flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+        result = subprocess.run(
+            [npm, "install", *flags], cwd=folder, capture_output=True, text=True, timeout=240
+        )
+        assert result.returncode == 0, result.stderr
+        installed.touch()
+    return folder / "node_modules"

@@ -3,7 +3,6 @@ knows the capital of France."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,11 +15,9 @@ import openai
 import pytest
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
-from pagewire_frontend.model_download import cache_dir
-from tests.clients.conftest import RunningServer
+from tests.clients.conftest import NODE_CLIENT, RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
-NODE_CLIENT = Path(__file__).resolve().parent / "node"
 QUESTION = "What is the capital of France?"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 
@@ -192,26 +189,6 @@ def test_a_python_grpc_client_streams(smollm2_server: RunningServer) -> None:
     assert whole.usage.completion_tokens == parts[-1].usage.completion_tokens
 
 
-@pytest.fixture(scope="session")
-def node_modules(require_command: Callable[[str], str]) -> Path:
-    """The Node client's packages, installed once into the cache."""
-    require_command("node")
-    npm = require_command("npm")
-    package = (NODE_CLIENT / "package.json").read_bytes()
-    folder = cache_dir() / f"node-client-{hashlib.sha256(package).hexdigest()[:12]}"
-    installed = folder / "installed"
-    if not installed.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "package.json").write_bytes(package)
-        flags = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
-        result = subprocess.run(
-            [npm, "install", *flags], cwd=folder, capture_output=True, text=True, timeout=240
-        )
-        assert result.returncode == 0, result.stderr
-        installed.touch()
-    return folder / "node_modules"
-
-
 def node_chat(
     server: RunningServer, modules: Path, request: dict[str, Any]
 ) -> list[dict[str, Any]]:
@@ -268,25 +245,3 @@ def test_the_openai_client_creates_and_streams_responses(openai_client: openai.O
     assert streamed.output_text == whole.output_text
     assert whole.usage is not None
     assert whole.usage == streamed.usage or whole.usage.input_tokens_details.cached_tokens == 0
-
-
-def test_the_node_openai_client_calls_every_route(
-    smollm2_server: RunningServer, node_modules: Path
-) -> None:
-    output = subprocess.run(
-        ["node", str(NODE_CLIENT / "openai.mjs"), smollm2_server.base_url, "none"],
-        env={**os.environ, "NODE_PATH": str(node_modules)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert output.returncode == 0, output.stderr
-    told = json.loads(output.stdout)
-    assert told["model"] == "smollm2"
-    for name in ("chat", "chatStream", "completion", "response", "responseStream"):
-        assert "Paris" in told[name], name
-    assert told["call"]["name"] == "find_capital"
-    assert told["call"]["arguments"]["city"] in ("Oslo", "Paris")
-    assert told["logprobs"] == 8
-    assert told["eventTypes"][-1] == "response.completed"
-    assert told["error"] == {"name": "BadRequestError", "status": 400, "param": "temperature"}

@@ -45,12 +45,35 @@ const runner = client.chat.completions.stream({
   tool_choice: "required",
 });
 const called = (await runner.finalChatCompletion()).choices[0].message.tool_calls[0].function;
-told.call = { name: called.name, arguments: JSON.parse(called.arguments) };
+const readCall = (call) => ({ name: call.name, arguments: JSON.parse(call.arguments) });
+told.call = readCall(called);
+const calling = { ...common, messages, max_tokens: 96, tools: [tool], tool_choice: "required" };
+const whole = await client.chat.completions.create(calling);
+told.callWhole = readCall(whole.choices[0].message.tool_calls[0].function);
+
+const schema = { name: "city", strict: true, schema: tool.function.parameters };
+const parsed = await client.chat.completions.parse({
+  ...common,
+  messages,
+  max_tokens: 96,
+  response_format: { type: "json_schema", json_schema: schema },
+});
+told.parsed = JSON.parse(parsed.choices[0].message.content);
 
 const prompt = "The capital of France is";
 const completion = await client.completions.create({ ...common, prompt, max_tokens: 8, logprobs: 1 });
 told.completion = completion.choices[0].text;
 told.logprobs = completion.choices[0].logprobs.tokens.length;
+
+told.completionStream = "";
+for await (const chunk of await client.completions.create({
+  ...common,
+  prompt,
+  max_tokens: 8,
+  stream: true,
+})) {
+  told.completionStream += chunk.choices[0]?.text ?? "";
+}
 
 const response = await client.responses.create({ ...common, input: question, max_output_tokens: 32 });
 told.response = response.output_text;
@@ -59,6 +82,15 @@ const events = client.responses.stream({ ...common, input: question, max_output_
 told.eventTypes = [];
 for await (const event of events) told.eventTypes.push(event.type);
 told.responseStream = (await events.finalResponse()).output_text;
+
+const responseCall = await client.responses.create({
+  ...common,
+  input: question,
+  max_output_tokens: 96,
+  tools: [{ type: "function", ...tool.function }],
+  tool_choice: "required",
+});
+told.responseCall = readCall(responseCall.output.find((item) => item.type === "function_call"));
 
 try {
   await client.chat.completions.create({ ...common, messages, temperature: -1 });
