@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib.util
 import os
 import signal
@@ -14,6 +13,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from pagewire.collector import settle_collector
 from pagewire.config import EngineConfig
 from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
@@ -75,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         server = EngineServer(built, config)
         port = server.start()
         loaded = True
-        # What start-up made stays: the collector need not walk through it during a step.
-        gc.collect()
-        gc.freeze()
+        settle_collector()
     except PagewireError as error:
         return _fail(describe_failure(error, EngineConfig))
     except KeyboardInterrupt:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
 from collections.abc import Sequence
 
+from pagewire.collector import settle_collector
 from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
@@ -74,9 +74,7 @@ async def _serve(config: FrontendConfig, worker: Worker | None) -> None:
         await asyncio.wait({stopped, connected}, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             connected.result()
-            # What start-up made stays: the collector need not hold up streams to walk through it.
-            gc.collect()
-            gc.freeze()
+            settle_collector()
             _say(f"{_PROG} is ready: {describe_addresses(server)}")
             await stopped
             _say(f"stopping: running requests get {config.grace_period_s:g} s")

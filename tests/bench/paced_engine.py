@@ -11,8 +11,10 @@ import argparse
 import json
 import sys
 import time
+from array import array
 from pathlib import Path
 
+from pagewire.collector import settle_collector
 from pagewire.config import EngineConfig
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.build import BuiltEngine, assemble_engine
@@ -47,8 +49,9 @@ class PacedExecutor:
         self._busy_s = busy_s
         self._metronome = metronome
         self._next = 0.0
-        self._sequences: dict[int, tuple[int, list[float]]] = {}
-        self.emitted: dict[int, list[float]] = {}
+        # Arrays: millions of objects would hold the collector up, and with it the steps.
+        self._sequences: dict[int, tuple[int, array[float]]] = {}
+        self.emitted: dict[int, array[float]] = {}
 
     def info(self) -> WorkerInfo:
         return WorkerInfo("PacedForCausalLM", "float32", "cpu", VOCAB_SIZE, 65536, 65536, 16)
@@ -63,7 +66,7 @@ class PacedExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         for new in plan.new_sequences:
             number = new.prompt_token_ids[0]
-            self._sequences[new.sequence_id] = (number, self.emitted.setdefault(number, []))
+            self._sequences[new.sequence_id] = (number, self.emitted.setdefault(number, array("d")))
         now = self._pass_time()
         sampled = []
         for entry in plan.scheduled:
@@ -124,10 +127,12 @@ def main() -> None:
     )
     server = EngineServer(built, config)
     server.start()
+    settle_collector()
     print("ready", flush=True)
     sys.stdin.read()
     server.stop()
-    print(json.dumps(executor.emitted), flush=True)
+    emitted = {number: list(times) for number, times in executor.emitted.items()}
+    print(json.dumps(emitted), flush=True)
 
 
 if __name__ == "__main__":

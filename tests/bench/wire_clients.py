@@ -88,12 +88,13 @@ def run_flood(port: int, prompts: list[list[int]], max_tokens: int) -> list[Arri
         protocol.send_data(stream, GRPC_PREFIX.pack(0, len(message)) + message, end_stream=True)
         streams.append(stream)
     chunks: list[tuple[float, bytes]] = []
+    buffer = memoryview(bytearray(1 << 20))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(protocol.data_to_send())
         connection.settimeout(FLOOD_FIRST_S)
         with suppress(TimeoutError):
-            while data := connection.recv(1 << 20):
-                chunks.append((time.monotonic(), data))
+            while size := connection.recv_into(buffer):
+                chunks.append((time.monotonic(), bytes(buffer[:size])))
                 connection.settimeout(FLOOD_SILENCE_S)
     return read_flood(protocol, streams, chunks)
 

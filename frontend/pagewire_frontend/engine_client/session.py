@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import zmq
@@ -354,13 +354,14 @@ def deliver(
     deltas: token_deltas_pb2.StepDeltas,
     streams: dict[int, Mailbox],
     on_failure: Callable[[int, PagewireError], None],
-) -> tuple[Collection[Mailbox], Collection[Mailbox]]:
+) -> tuple[dict[int, Mailbox], dict[int, Mailbox]]:
     """Puts an accepted frame's content into the mailboxes.
 
     Streams that are not known have ended here; what still comes of them is dropped.
 
     Returns:
-        The mailboxes it has touched, and those of them that got a first token or an end.
+        The mailboxes it has touched, and those of them that got a first token or an end, by the
+        numbers of their streams.
     """
     touched: dict[int, Mailbox] = {}
     urgent: dict[int, Mailbox] = {}
@@ -415,7 +416,7 @@ def deliver(
     for failed in deltas.failed:
         if failed.stream in streams:
             on_failure(failed.stream, _error(failed))
-    return touched.values(), urgent.values()
+    return touched, urgent
 
 
 def _finish(

@@ -19,6 +19,7 @@ from pagewire.v1 import (
 from pagewire_frontend.grpc_api.access import AccessInterceptor
 from pagewire_frontend.grpc_api.inference import InferenceServicer
 from pagewire_frontend.grpc_api.operations import AdaptersServicer, ObservabilityServicer
+from pagewire_frontend.grpc_api.poller_thread import let_poller_wait
 from pagewire_frontend.grpc_api.tracing import TracingInterceptor
 from pagewire_frontend.serving import Serving
 
@@ -106,6 +107,7 @@ class GrpcServer:
                 raise OSError(f"--local-socket: can't listen on {local_socket}: {error}") from None
         await self.set_ready(False)
         await self._server.start()
+        let_poller_wait()
 
     async def set_ready(self, ready: bool) -> None:
         """What health checks of pagewire.v1.Inference are told; "" says the process lives."""

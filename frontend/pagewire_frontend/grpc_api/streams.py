@@ -59,10 +59,11 @@ class ResponseStream:
         response, outputs = self._response, self._outputs
         has_usage = False
         async for update in generation:
-            for chunk in in_chunks(update.prompt_logprobs, prompt_position):
-                response.prompt_logprobs.extend(chunk)
-                await self._write(response)
-                del response.prompt_logprobs[:]
+            if update.prompt_logprobs:
+                for chunk in in_chunks(update.prompt_logprobs, prompt_position):
+                    response.prompt_logprobs.extend(chunk)
+                    await self._write(response)
+                    del response.prompt_logprobs[:]
             size = 0
             for delta in update.deltas:
                 if not delta.token_ids and not delta.text and delta.finish_reason is None:

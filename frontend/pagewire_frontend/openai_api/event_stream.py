@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire_frontend.faults import as_pagewire_error
 from pagewire_frontend.openai_api.errors import describe, error_response
+from pagewire_frontend.openai_api.middleware import SEND_BODY
 
 Emit = Callable[[bytes], Awaitable[None]]
 ResultT = TypeVar("ResultT")
@@ -61,6 +62,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
+        self._send_body = scope.get("state", {}).get(SEND_BODY, send)
         self._sent_at = self._now()
         producing = asyncio.create_task(self._produce(scope, receive))
         attending = asyncio.create_task(self._attend(receive))
@@ -79,7 +81,7 @@ class EventStream(Response):
                 {"type": "http.response.start", "status": 200, "headers": list(_HEADERS)}
             )
         self._sent_at = self._now()
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._send_body({"type": "http.response.body", "body": events, "more_body": True})
 
     async def _produce(self, scope: Scope, receive: Receive) -> None:
         try:

@@ -21,6 +21,9 @@ from pagewire_frontend.request_ids import new_request_id, usable_request_id
 # connection, and most clients would then report that instead of the answer.
 LINGER_S = 5.0
 _REQUEST_ID = "x-request-id"
+# In a request's state: the server's own `send`, for the body of a response that was started by the
+# way of all layers. They are interested in its start only, and each costs every event of a stream.
+SEND_BODY = "send_body"
 
 
 class RequestIdMiddleware:
@@ -38,6 +41,7 @@ class RequestIdMiddleware:
         request_id = given if usable_request_id(given) else new_request_id()
         state: MutableMapping[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state[SEND_BODY] = send
         started = False
 
         async def send_with_id(message: Message) -> None:

@@ -27,14 +27,15 @@ class Flood:
     def frame(self) -> None:
         for box in self.mailboxes:
             box.add_tokens(0, self.position, [self.position])
-        urgent = self.mailboxes if self.position == 0 else []
+        touched = dict(enumerate(self.mailboxes))
         self.position += 1
-        self.wakeups.after_frame(self.mailboxes, urgent)
+        self.wakeups.after_frame(touched, touched if self.position == 1 else {})
 
     def end(self) -> None:
         for box in self.mailboxes:
             box.finish(0, FinishReason.LENGTH, num_tokens=self.position)
-        self.wakeups.after_frame(self.mailboxes, self.mailboxes)
+        touched = dict(enumerate(self.mailboxes))
+        self.wakeups.after_frame(touched, touched)
 
     async def _consume(self, box: Mailbox) -> None:
         while deltas := await box.take():
@@ -58,6 +59,50 @@ async def test_under_load_two_frames_share_a_wakeup(monkeypatch: pytest.MonkeyPa
     # Alone at first, while the rate is being learned, and then in pairs.
     assert len(flood.sizes()) < 256 * 80
     assert flood.sizes()[:256] == [1] * 256
+
+
+async def test_under_load_each_frame_wakes_its_share_of_the_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not all at one frame and none at the next: their messages would queue behind one another."""
+    now = [100.0]
+    monkeypatch.setattr(wakeups.time, "monotonic", lambda: now[0])
+    flood = Flood(256)
+    woken = []
+    for _ in range(200):
+        now[0] += 0.008
+        flood.frame()
+        before = len(flood.turns)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        woken.append(len(flood.turns) - before)
+    assert woken[-20:] == [128] * 20
+    for consumer in flood.consumers:
+        consumer.cancel()
+
+
+async def test_a_stream_that_has_its_turn_need_not_be_in_the_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wakeups, "LONG_HOLD_S", 60.0)
+    now = [100.0]
+    monkeypatch.setattr(wakeups.time, "monotonic", lambda: now[0])
+    flood = Flood(257)
+    for _ in range(100):
+        now[0] += 0.008
+        flood.frame()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    # From now on the last one gets no more; nothing of it may wait for long.
+    others = dict(enumerate(flood.mailboxes[:-1]))
+    for _ in range(3):
+        now[0] += 0.008
+        flood.wakeups.after_frame(others, {})
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert not flood.mailboxes[-1]._pending
+    for consumer in flood.consumers:
+        consumer.cancel()
 
 
 async def test_without_load_each_frame_wakes_at_once() -> None:
