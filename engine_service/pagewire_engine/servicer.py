@@ -225,16 +225,22 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         reason = _ABORT_REASONS.get(request.reason)
         if reason is None:
             raise InvalidArgumentError("reason", "must be STOP or ABORT")
+        number = request.stream if request.HasField("stream") else None
+        whole = not request.HasField("sequence")
         with self._submit_lock:
-            stream = self._streams.sessions.find(request.session_id, request.request_id)
+            if not context.is_active():
+                # Its caller may have called again, and submitted again since.
+                raise RequestCancelledError("the call was cancelled")
+            stream = self._streams.sessions.find(
+                request.session_id, request.request_id, number, whole=whole
+            )
             if stream is None:
                 return engine_pb2.AbortResponse()
-            if request.HasField("sequence"):
-                if request.sequence in stream.logs:
-                    self._loop.abort(stream.engine_id, request.sequence, reason)
-            else:
+            if whole:
                 self._streams.sessions.release_id(stream)
                 self._loop.abort(stream.engine_id, None, reason)
+            elif request.sequence in stream.logs:
+                self._loop.abort(stream.engine_id, request.sequence, reason)
         return engine_pb2.AbortResponse()
 
     def Resume(

@@ -166,8 +166,16 @@ class SessionTable:
             self._end(stream)
             stream.session.drop_stream(stream)
 
-    def find(self, session_id: str, request_id: str) -> Stream | None:
-        """The session's live stream of a request.
+    def find(
+        self, session_id: str, request_id: str, number: int | None = None, *, whole: bool = False
+    ) -> Stream | None:
+        """The session's live stream of a request, to be told to end.
+
+        Args:
+            session_id: of the session.
+            request_id: of the request.
+            number: only the stream of this number; None: of any.
+            whole: all of it ends: where it has not come yet, it is refused when it comes.
 
         Raises:
             NotFoundError: no such session.
@@ -175,7 +183,11 @@ class SessionTable:
         with self.lock:
             session = self._heard(session_id)
             stream = self._live.get(request_id)
-            return stream if stream is not None and stream.session is session else None
+            if stream is not None and stream.session is session and number in (None, stream.number):
+                return stream
+            if whole and number:
+                session.use_number(number)
+            return None
 
     def release_id(self, stream: Stream) -> None:
         """The request was told to end: its id may be used again; what it still says is kept."""

@@ -505,3 +505,26 @@ def _has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def test_an_abort_that_comes_late_spares_what_was_submitted_again(peer: WirePeer) -> None:
+    peer.greet()
+    peer.submit("r", 1, max_tokens=4000)
+    peer.abort("r", stream=1)
+    peer.submit("r", 2, max_tokens=8)
+    peer.abort("r", stream=1)
+    ends: dict[int, int] = {}
+    while 2 not in ends:
+        deltas = peer.next("deltas")
+        peer.ack(deltas.frame)
+        ends |= {end.stream: end.num_tokens for end in deltas.finished}
+    assert ends[2] == 8
+
+
+def test_an_abort_that_overtakes_its_submit_holds(peer: WirePeer) -> None:
+    peer.greet()
+    peer.abort("r", stream=1)
+    with pytest.raises(grpc.RpcError) as caught:
+        peer.submit("r", 1)
+    assert code(caught) is grpc.StatusCode.INVALID_ARGUMENT
+    peer.submit("r", 2)

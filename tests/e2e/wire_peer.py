@@ -115,9 +115,10 @@ class WirePeer:
             timeout=TIMEOUT_S,
         )
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, stream: int | None = None) -> None:
+        session_id = self.attached.session_id
         self.stub.Abort(
-            engine_pb2.AbortRequest(session_id=self.attached.session_id, request_id=request_id),
+            engine_pb2.AbortRequest(session_id=session_id, request_id=request_id, stream=stream),
             timeout=TIMEOUT_S,
         )
 

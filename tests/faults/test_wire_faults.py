@@ -272,16 +272,17 @@ async def test_a_request_that_left_an_engine_which_has_not_heard_comes_back_to_i
         deltas = aiter(stream)
         collected.add(await anext(deltas))
         failover = stream._failover
-        tell_abort = failover._tell_abort
+        departures = failover._departures
+        tell = departures._tell
         lost: list[str] = []
 
         async def lose_the_first(*told: object) -> None:
             if not lost:
                 lost.append("abort")
                 return
-            await tell_abort(*told)  # type: ignore[arg-type]
+            await tell(*told)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(failover, "_tell_abort", lose_the_first)
+        monkeypatch.setattr(departures, "_tell", lose_the_first)
         failover._move(stream._live, "drain")
         async for more in deltas:
             collected.add(more)

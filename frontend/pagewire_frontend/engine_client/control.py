@@ -176,14 +176,29 @@ class ControlChannel:
         return await _typed(self._stub.ListAdapters(request, timeout=CALL_TIMEOUT_S))
 
     async def abort(
-        self, session_id: str, request_id: str, sequence: int | None, reason: FinishReason
+        self,
+        session_id: str,
+        request_id: str,
+        sequence: int | None,
+        reason: FinishReason,
+        stream: int | None,
     ) -> None:
-        """Ends a request or one of its sequences."""
+        """Ends a request or one of its sequences.
+
+        Args:
+            session_id: of the session that has it.
+            request_id: of the request.
+            sequence: None: all of them.
+            reason: to be told for it.
+            stream: only as it was submitted under this number; None: under any.
+        """
         message = engine_pb2.AbortRequest(
             session_id=session_id, request_id=request_id, reason=_REASONS[reason]
         )
         if sequence is not None:
             message.sequence = sequence
+        if stream is not None:
+            message.stream = stream
         await _typed(self._stub.Abort(message, timeout=CALL_TIMEOUT_S))
 
     async def model_info(self) -> ModelInfo:

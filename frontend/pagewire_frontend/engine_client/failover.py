@@ -27,6 +27,7 @@ from pagewire_frontend.engine_client.control import (
     TransportError,
     is_session_lost,
 )
+from pagewire_frontend.engine_client.departures import Departures
 from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_client.fleet import Fleet, described
 from pagewire_frontend.engine_client.link import MAX_RETRY_S, MIN_RETRY_S, EngineLink, LinkState
@@ -38,7 +39,7 @@ from pagewire_frontend.engine_client.suspects import Suspects
 _logger = logging.getLogger(__name__)
 
 _SUBMITS_AT_ONCE = 16
-_ABORT_ATTEMPTS = 5
+_VACANCY_LOOK_S = 0.05
 
 
 class Failover:
@@ -68,11 +69,15 @@ class Failover:
         self._prepare = prepare
         self._lives: dict[LiveRequest, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._resubmitting: dict[LiveRequest, asyncio.Task[None]] = {}
+        # Those that are being submitted; by a task of ours, or by their first submission.
+        self._placing: dict[LiveRequest, asyncio.Task[None] | None] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
+        # By link: the life that was taken to be over, and what was in flight then.
+        self._blamed: dict[str, tuple[int, list[LiveRequest]]] = {}
         self._submit_slots = asyncio.Semaphore(_SUBMITS_AT_ONCE)
         self._suspects = Suspects(self._place, window_s)
         self._placement = Placement(fleet, self._suspects)
+        self._departures = Departures(self._spawn, window_s)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -81,12 +86,15 @@ class Failover:
         identity = self._fleet.identity
         live = LiveRequest(request, self._forget, None if identity is None else identity.stream)
         self._lives[live] = None
+        self._placing[live] = None
         try:
-            await self._place(live)
+            await self._settle(live)
         except BaseException as error:
             refused = isinstance(error, PagewireError) and not isinstance(error, TransportError)
             self.abandon(live, tell=not refused)
             raise
+        finally:
+            self._placing.pop(live, None)
         return live
 
     def abandon(self, live: LiveRequest, *, tell: bool = True) -> asyncio.Task[None] | None:
@@ -95,27 +103,22 @@ class Failover:
         Returns:
             The task that tells the engine, where it needs telling.
         """
-        link, session = live.link, live.session
         if live not in self._lives:
             return None
-        task = self._resubmitting.pop(live, None)
+        task = self._placing.pop(live, None)
         if task is not None:
             task.cancel()
+        told = self._departures.tell(live) if tell else None
         live.mailbox.mute_all(FinishReason.ABORT)
         self._forget(live)
-        if link is None or session is None or not tell:
-            return None
-        return self._spawn(self._tell_abort(link, session, live, None, FinishReason.ABORT))
+        return told
 
     def finish_sequence(self, live: LiveRequest, index: int) -> asyncio.Task[None] | None:
         """A stop string ended a sequence here."""
-        link, session = live.link, live.session
-        record = live.mailbox.sequences[index]
-        ended_before = record.finish_reason is not None
+        ended_before = live.mailbox.sequences[index].finish_reason is not None
+        told = None if ended_before else self._departures.tell(live, index, FinishReason.STOP)
         live.mailbox.mute(index, FinishReason.STOP)
-        if ended_before or link is None or session is None:
-            return None
-        return self._spawn(self._tell_abort(link, session, live, index, FinishReason.STOP))
+        return told
 
     async def close(self) -> None:
         """Ends all that lives, here; the engines hear of it by the end of their sessions."""
@@ -135,32 +138,28 @@ class Failover:
             del self._lives[live]
             live.part()
 
-    async def _tell_abort(
-        self,
-        link: EngineLink,
-        session: WireSession,
-        live: LiveRequest,
-        index: int | None,
-        reason: FinishReason,
-    ) -> None:
-        """Tells the engine until it has heard; a session that is over has aborted all it had."""
-        for attempt in range(_ABORT_ATTEMPTS):
-            if session is not link.session:
-                return
-            try:
-                await link.control.abort(session.session_id, live.request.request_id, index, reason)
-                return
-            except TransportError:
-                await asyncio.sleep(MIN_RETRY_S * 2**attempt)
-            except PagewireError as error:
-                if not is_session_lost(error):
-                    _logger.warning("an abort was refused: %s", error)
-                return
-
     # -- placing ---------------------------------------------------------------------------------
 
+    async def _settle(self, live: LiveRequest) -> None:
+        """Sees to it that an engine has accepted a request, or that it has ended. One task at a
+        time does so for each request, whatever becomes of engines meanwhile.
+
+        Raises:
+            UnavailableError: the window is over.
+            PagewireError: the engine refuses it.
+        """
+        while not live.accepted and not live.mailbox.ended:
+            if live in self._suspects:
+                await self._suspects.try_alone(live)
+            elif live.placed:
+                async with self._submit_slots:
+                    await self._place(live)
+            else:
+                await self._place(live)
+
     async def _place(self, live: LiveRequest) -> None:
-        """Submits a request, with its past, until an engine has accepted it.
+        """Submits a request, with its past, until an engine has accepted it, it has ended, or it
+        may not be submitted without a trial.
 
         Raises:
             UnavailableError: the window is over.
@@ -178,6 +177,8 @@ class Failover:
             try:
                 await self._submit_to(link, session, live)
                 return
+            except _MovedError:
+                was_elsewhere = True
             except DrainingError:
                 # Nothing of it is there.
                 link.note_draining()
@@ -187,19 +188,15 @@ class Failover:
                 # It may have arrived: the same number and id again are the same request.
                 link.last_error = error.message
                 was_elsewhere = True
-                if live.session is not session:
-                    continue  # it has been moved to another engine
                 if time.monotonic() - live.waiting_since > self._window_s:
                     raise self._unavailable() from None
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_S)
-            except _MovedError:
-                was_elsewhere = True
             except AlreadyExistsError:
                 # It had left that engine, which has not heard, or has got an earlier Submit since.
                 if not was_elsewhere or time.monotonic() - live.waiting_since > self._window_s:
                     raise
-                await self._tell_abort(link, session, live, None, FinishReason.ABORT)
+                await self._departures.tell_of_any(link, session, live)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_S)
 
@@ -208,34 +205,32 @@ class Failover:
 
         Raises:
             TransportError: whether the engine has the request is not known.
-            _MovedError: the request has meanwhile been given another place.
+            _MovedError: the request has meanwhile left; who made it leave has told the engine.
             PagewireError: the engine refuses it.
         """
-        records = live.mailbox.sequences
+        number, records = live.number, live.mailbox.sequences
         open_before = [i for i, record in enumerate(records) if record.finish_reason is None]
         try:
             accepted = await link.control.submit(
                 session.session_id,
-                live.number,
+                number,
                 live.request,
                 seed=live.seed,
                 past=records if live.placed or live.request.past else None,
                 adapter_version=live.adapter_version,
             )
-        except TransportError:
-            raise
         except PagewireError as error:
             if live.mailbox.ended:
                 return  # a Submit that seemed lost had arrived, and all has come of it since
-            if not is_session_lost(error):
-                raise
-            session.give_up(error.message)
-            raise TransportError(error.message) from None
+            if live.session is not session or live.number != number:
+                raise _MovedError from None
+            if is_session_lost(error):
+                session.give_up(error.message)
+                raise TransportError(error.message) from None
+            raise
         if live.mailbox.ended:
             return  # all has come before the answer, or nobody wants it: who ended it has said so
-        if live.session is not session:
-            # The session ended while the answer was on its way, or the engine drains.
-            self._spawn(self._tell_abort(link, session, live, None, FinishReason.ABORT))
+        if live.session is not session or live.number != number:
             raise _MovedError
         if live.placed and live.accepted_in is not session:
             live.resumptions += 1
@@ -244,26 +239,21 @@ class Failover:
         live.seed, live.placed = accepted.seed, True
         live.adapter_version = accepted.adapter_version
         for index in open_before:
-            ended = records[index].finish_reason
-            if ended is FinishReason.STOP and not live.mailbox.ended:
-                self._spawn(self._tell_abort(link, session, live, index, ended))
+            if records[index].finish_reason is FinishReason.STOP:
+                self._departures.tell(live, index, FinishReason.STOP)
 
     async def _link_for(self, live: LiveRequest) -> EngineLink | None:
         """The engine to submit to, once there is one and no suspect is on trial; None when the
-        request has ended meanwhile.
+        request has ended meanwhile, or must be tried.
 
         Raises:
             UnavailableError: there was none within the window.
         """
         while True:
-            if live.mailbox.ended:
+            if live.mailbox.ended or self._suspects.awaits_trial(live):
                 return None
-            evicted = self._placement.make_room_for(live)
-            told = [self._move(other, "trial") for other in evicted]
-            if aborts := [task for task in told if task is not None]:
-                # They may have to come back to this engine, and not before they have left it.
-                await asyncio.wait(aborts)
-                continue
+            for other in self._placement.make_room_for(live):
+                self._move(other, "trial")
             link = self._placement.choose(live)
             if link is not None:
                 return link
@@ -275,43 +265,34 @@ class Failover:
             if not self._fleet.ready:
                 since = min(since, self._fleet.lost_at)
             rest_s = since + self._window_s - time.monotonic()
-            if not await self._fleet.wait_for_news(rest_s) and rest_s <= 0:
+            look_s = min(rest_s, _VACANCY_LOOK_S) if live in self._suspects else rest_s
+            if not await self._fleet.wait_for_news(look_s) and rest_s <= 0:
                 raise self._unavailable()
 
-    def _move(self, live: LiveRequest, reason: str) -> asyncio.Task[None] | None:
-        """Gives a request that an engine could go on with to another one.
-
-        Returns:
-            The task that tells the engine.
-        """
-        task = None
-        if live.link is not None and live.session is not None:
-            task = self._spawn(
-                self._tell_abort(live.link, live.session, live, None, FinishReason.ABORT)
-            )
+    def _move(self, live: LiveRequest, reason: str) -> None:
+        """Gives a request that an engine could go on with to another one."""
+        self._departures.tell(live)
         live.leave()
         self._send_for(live, reason)
-        return task
 
     def _send_for(self, live: LiveRequest, reason: str) -> None:
-        """Has a request submitted again. One that was never accepted is still being submitted."""
-        if live.placed and not live.mailbox.ended and live not in self._resubmitting:
+        """Has a request submitted again, unless that is under way."""
+        if not live.mailbox.ended and live not in self._placing:
+            _logger.debug("request %s is submitted again: %s", live.request.request_id, reason)
             self.moves[reason] += 1
-            self._resubmitting[live] = self._spawn(self._resubmit(live))
+            self._placing[live] = self._spawn(self._resubmit(live))
 
     async def _resubmit(self, live: LiveRequest) -> None:
         try:
-            if live in self._suspects:
-                await self._suspects.try_alone(live)
-            else:
-                async with self._submit_slots:
-                    await self._place(live)
+            await self._settle(live)
         except PagewireError as error:
             live.mailbox.fail(error)
+        except Exception:
+            _logger.exception("request %s could not be submitted again", live.request.request_id)
+            live.mailbox.fail(InternalError("the request could not be submitted again"))
         finally:
-            self._suspects.acquit(live)
-            if self._resubmitting.get(live) is asyncio.current_task():
-                del self._resubmitting[live]
+            if self._placing.get(live) is asyncio.current_task():
+                del self._placing[live]
             if self._suspects.cleared:
                 self._fleet.announce()
 
@@ -333,6 +314,11 @@ class Failover:
             timer.cancel()
         self._fleet.choose_model()
         self._fleet.note_connected(link)
+        epoch, blamed = self._blamed.pop(link.name, (0, []))
+        if link.session is not None and link.session.epoch == epoch:
+            # It was cut off, or slow.
+            for live in blamed:
+                self._suspects.withdraw_death(live)
         if replaced is not None:
             self._on_new_session(link, replaced)
         self.on_changed(link)
@@ -350,7 +336,7 @@ class Failover:
             len(link.lives),
         )
         reason = "death" if died else "drain" if another_life else "session"
-        self._lose(link, link.lives.values(), replaced, reason)
+        self._lose(link.lives.values(), replaced, reason)
 
     def on_lost(self, link: EngineLink) -> None:
         """See LinkEvents."""
@@ -396,8 +382,13 @@ class Failover:
             return
         self._placement.forget_cache_of(link, True)
         died = state is LinkState.STUCK or link.died
-        self._lose(link, movable, session, "death" if died else "drain")
-        if not link.lives:
+        stay = len(movable) < len(link.lives)
+        for live in movable if stay else ():
+            self._departures.tell(live)
+        if died:
+            self._blamed[link.name] = session.epoch, movable
+        self._lose(movable, session, "death" if died else "drain")
+        if not stay:
             link.abandon_session()
 
     def _fail_those_of_another_model(self, link: EngineLink) -> None:
@@ -409,15 +400,13 @@ class Failover:
                     )
                 )
 
-    def _lose(
-        self, link: EngineLink, lost: Iterable[LiveRequest], session: WireSession, reason: str
-    ) -> None:
+    def _lose(self, lost: Iterable[LiveRequest], session: WireSession, reason: str) -> None:
         """Requests whose session is over go elsewhere."""
         trial = self._suspects.on_trial_in(session)
         for live in list(lost):
             live.leave()
             if reason == "death":
-                self._suspects.count_death(live, trial)
+                self._suspects.count_death(live, trial, lagged=session.lagged)
             if not self._placement.has_model(live):
                 # Those never accepted too: their prompts are in the other model's tokens.
                 live.mailbox.fail(UnavailableError("the engine came back with another model"))
@@ -445,8 +434,8 @@ class Failover:
             self._send_for(live, "drain")
             return
         ended_here = isinstance(error, InternalError | ResourceExhaustedError)
-        if ended_here and live.session is not None:
-            self._spawn(self._tell_abort(link, live.session, live, None, FinishReason.ABORT))
+        if ended_here:
+            self._departures.tell(live)
         live.mailbox.fail(error)
 
     def _unavailable(self) -> UnavailableError:

@@ -18,6 +18,7 @@ from pagewire_frontend.engine_client.base import ModelInfo
 from pagewire_frontend.engine_client.control import ControlChannel, TransportError
 from pagewire_frontend.engine_client.model_identity import ReplicaIdentity
 from pagewire_frontend.engine_client.session import Loss, WireSession
+from pagewire_frontend.engine_client.vacancy import Vacancy
 
 if TYPE_CHECKING:
     from pagewire_frontend.engine_client.live_request import LiveRequest
@@ -97,6 +98,7 @@ class EngineLink:
         wanted: the identity that it must have to be sent requests; None: any.
         num_routed: requests that were submitted to it.
         fault: why what answers can't be served from; set before it was ever connected.
+        vacancy: whether the present session is rid of what was told to leave it.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class EngineLink:
         self.wanted: ReplicaIdentity | None = None
         self.num_routed = 0
         self.fault: PagewireError | None = None
+        self.vacancy = Vacancy()
         self.last_error = "it has not been reached yet"
         self.stopped_epoch = 0
         self._open_channel = open_channel
@@ -308,6 +311,7 @@ class EngineLink:
         )
         await session.connect(attached)
         replaced, self.session, self._abandoned = self.session, session, None
+        self.vacancy = Vacancy()
         self.model_info, self.identity = info, ReplicaIdentity.of(info)
         self._be_connected(attached, replaced)
 
@@ -337,6 +341,7 @@ class EngineLink:
             _logger.debug("the engine at %s did not hear our farewell: %s", self.name, error)
 
     def _on_heartbeat(self, beat: token_deltas_pb2.Heartbeat) -> None:
+        self.vacancy.beat(beat.step, beat.busy)
         self._waiting = beat.num_waiting
         self._others = max(0, beat.num_running + beat.num_waiting - len(self.lives))
         stuck = self.session is not None and self.session.stuck

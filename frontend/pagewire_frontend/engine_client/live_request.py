@@ -33,6 +33,7 @@ class LiveRequest:
         weight: what it adds to the load of that engine.
         deaths: engines that died while it was in flight, and maybe of it.
         died_at: tokens it had then.
+        unseen: tokens of each sequence that the engine may have computed beyond those, at most.
         proven_in: the session in which it came through a trial.
         accepted_in: the session that has last accepted it.
         resumptions: how often another life of an engine, or another engine, has gone on with it. To
@@ -67,6 +68,7 @@ class LiveRequest:
         self.weight = float(params.n)
         self.deaths = 0
         self.died_at = 0
+        self.unseen = 0
         self.proven_in: WireSession | None = None
         self.accepted_in: WireSession | None = None
         self.resumptions = 0
@@ -89,6 +91,11 @@ class LiveRequest:
     def proven(self) -> bool:
         """Whether the engine that has it did not die of it when it was tried there."""
         return self.session is not None and self.proven_in is self.session
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the engine where it is now has accepted it."""
+        return self.session is not None and self.accepted_in is self.session
 
     def join(self, link: EngineLink, session: WireSession) -> None:
         """Registers a stream for it, before it is submitted there."""

@@ -35,8 +35,8 @@ class Placement:
             return None  # until that engine is back, or it was taken from it
         links = self._open_to(live)
         if live in self._suspects:
-            self._court = next((link for link in links if not _unproven(link)), None)
-            return self._court
+            court = self._court
+            return court if court in links and court.vacancy.clear else None
         if not self._suspects.cleared:
             if len(links) == 1:
                 return None  # it is the only one for the trials
@@ -90,13 +90,15 @@ class Placement:
 
     def make_room_for(self, live: LiveRequest) -> list[LiveRequest]:
         """Requests that must leave their engine, since a suspect is to be tried with nothing
-        unproven beside it. None where it is no suspect, or there is such an engine."""
+        unproven beside it. None where it is no suspect, or there is such an engine. Chooses where
+        it is to be tried."""
         if live not in self._suspects or live.link is not None:
             return []
         links = self._open_to(live)
-        if not links or not all(map(_unproven, links)):
+        if not links:
             return []
-        self._court = min(links, key=lambda link: link.own_load)
+        free = [link for link in links if not _unproven(link)]
+        self._court = next(iter(free), None) or min(links, key=lambda link: link.own_load)
         return _unproven(self._court)
 
     # -- the choice ------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ SILENCE_S = 5.0
 STUCK_AFTER_S = 30.0
 # Half the engine's window: it never waits for an acknowledgement that waits for more frames.
 _ACK_EVERY = 4
+_WINDOW = 8
 _ACK_DELAY_S = 0.01
 _COMPLAIN_INTERVAL_S = 0.2
 _WATCH_INTERVAL_S = 0.25
@@ -106,6 +107,7 @@ class WireSession:
         self._last_ack = 0.0
         self._last_complaint = 0.0
         self._stuck = False
+        self._burst = 0
 
     @property
     def connected(self) -> bool:
@@ -116,6 +118,12 @@ class WireSession:
     def stuck(self) -> bool:
         """Whether the engine reports a step without progress for a long time."""
         return self._stuck
+
+    @property
+    def lagged(self) -> bool:
+        """Whether the last that came may have been all that the engine was allowed to send ahead:
+        it may have computed more."""
+        return self._burst >= _WINDOW
 
     def give_up(self, reason: str) -> None:
         """The engine has said elsewhere that this connection or session is not known to it."""
@@ -170,6 +178,7 @@ class WireSession:
         if self._ack_timer is not None:
             self._ack_timer.cancel()
             self._ack_timer = None
+        self._take_the_rest()
         self._wakeups.flush()
         self._lose(Loss("closed here"))
         loop = asyncio.get_running_loop()
@@ -291,7 +300,7 @@ class WireSession:
     # -- frames in -------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        for _ in range(_FRAMES_A_TURN):
+        for taken in range(_FRAMES_A_TURN):
             if self._socket is None:
                 return
             try:
@@ -301,10 +310,20 @@ class WireSession:
             except zmq.ZMQError as error:
                 self._lose(Loss(f"receiving failed: {error}"))
                 return
+            self._burst = taken + 1
             self._take(data)
         else:
             asyncio.get_running_loop().call_soon(self._on_readable)
         self._acknowledge_soon()
+
+    def _take_the_rest(self) -> None:
+        """What had come before a connection ended is good: it need not be computed again."""
+        while self._socket is not None:
+            try:
+                self._take(self._socket.recv(_NOBLOCK))
+            except zmq.ZMQError:
+                return
+            self._burst += 1
 
     def _take(self, data: bytes) -> None:
         try:

@@ -8,6 +8,7 @@ that is on trial when the engine dies has failed, and with it the deaths are exp
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
@@ -15,9 +16,15 @@ from pagewire.errors import InternalError, UnavailableError
 from pagewire_frontend.engine_client.live_request import LiveRequest
 from pagewire_frontend.engine_client.session import WireSession
 
+_logger = logging.getLogger(__name__)
+
 SUSPICIOUS_DEATHS = 2
-# The step that killed an engine comes again within a few tokens of what was received before.
-_TRIAL_TOKENS = 8
+# The step that killed an engine comes again within a few tokens of what was received before; within
+# more of them where we lagged behind the engine.
+_UNSEEN_TOKENS = 8
+_UNSEEN_BY_A_LAGGARD = 64
+# It is not even suspected where it has come past that by far.
+_HARMLESS_TOKENS = 24
 _TRIAL_TIMEOUT_S = 60.0
 # A beam search tells nothing before its end: that it has lived for so long must do, since it holds
 # all others up.
@@ -36,7 +43,10 @@ class Suspects:
         self._place = place
         self._window_s = window_s
         self._suspects: set[LiveRequest] = set()
+        # Came through their trials; the deaths are not explained yet.
+        self._proven: set[LiveRequest] = set()
         self._on_trial: LiveRequest | None = None
+        self._proof_at = float("inf")
         self._court = asyncio.Lock()
         self._cleared = asyncio.Event()
         self._cleared.set()
@@ -54,47 +64,74 @@ class Suspects:
         """Whether one is on trial."""
         return self._on_trial is not None
 
+    def awaits_trial(self, live: LiveRequest) -> bool:
+        """Whether a request may not be submitted but by `try_alone`."""
+        return live in self._suspects and live is not self._on_trial
+
     def on_trial_in(self, session: WireSession) -> LiveRequest | None:
         """The request on trial, if it was submitted to this session."""
         live = self._on_trial
         return live if live is not None and live.session is session else None
 
-    def count_death(self, live: LiveRequest, trial: LiveRequest | None) -> None:
+    def count_death(
+        self, live: LiveRequest, trial: LiveRequest | None, *, lagged: bool = False
+    ) -> None:
         """An engine died with this request in flight. With a suspect on trial there the others are
-        not to blame."""
+        not to blame.
+
+        Args:
+            live: the request.
+            trial: the one that was on trial in that engine.
+            lagged: whether the engine may have been far ahead of what has come of it.
+        """
         if trial is not None and live is not trial:
             return
-        if live.mailbox.num_tokens >= _past(live, live.died_at):
+        num_tokens = live.mailbox.num_tokens
+        if live is trial:
+            if num_tokens < self._proof_at:
+                self._convict(live)
+                return
+            self._prove(live)
+        elif num_tokens >= _past(live, live.died_at, live.unseen + _HARMLESS_TOKENS):
             # The step at which it was seen to die was computed since, and did no harm.
             live.deaths = 0
         live.deaths += 1
-        live.died_at = live.mailbox.num_tokens
+        live.died_at = num_tokens
+        live.unseen = _UNSEEN_BY_A_LAGGARD if lagged else _UNSEEN_TOKENS
         if live.deaths < SUSPICIOUS_DEATHS:
             self.acquit(live)
-        elif live is trial:
-            self._convict(live)
-        elif live.placed:
+        else:
             self._suspects.add(live)
             self._cleared.clear()
-        elif live.deaths > SUSPICIOUS_DEATHS:
-            # Never accepted, it can't be tried; and twice it may have come beside another's death.
-            self._convict(live)
+
+    def withdraw_death(self, live: LiveRequest) -> None:
+        """The engine that was taken to have died with this request in flight has not."""
+        live.deaths = max(0, live.deaths - 1)
+        if live.deaths < SUSPICIOUS_DEATHS and live is not self._on_trial:
+            self.acquit(live)
 
     def _convict(self, live: LiveRequest) -> None:
         """The engine died of this one; whoever else was there has nothing to do with it."""
-        for other in self._suspects:
+        _logger.error("request %s kills the engine each time", live.request.request_id)
+        for other in self._suspects | self._proven:
             other.deaths = 0
         self._suspects.clear()
+        self._proven.clear()
         self._cleared.set()
         live.mailbox.fail(InternalError("the engine died of this request each time it was tried"))
 
     def _prove(self, live: LiveRequest) -> None:
-        live.deaths = 0
+        """It is harmless as far as can be seen: another death, and it is suspected again."""
+        _logger.debug("request %s has come through its trial", live.request.request_id)
+        live.deaths = SUSPICIOUS_DEATHS - 1
         live.proven_in = live.session
+        self.acquit(live)
+        self._proven.add(live)
 
     def acquit(self, live: LiveRequest) -> None:
         """The request is proven, or has ended: nobody need wait for it."""
         self._suspects.discard(live)
+        self._proven.discard(live)
         if not self._suspects:
             self._cleared.set()
 
@@ -108,37 +145,45 @@ class Suspects:
 
     async def try_alone(self, live: LiveRequest) -> None:
         """Runs a suspect while nothing else unproven runs, until it has come past the point where
-        it would have killed the engine again. One that is no longer suspected is just submitted.
+        it would have killed the engine again. Returns when it is no longer suspected: then it need
+        not be anywhere.
 
         Raises:
             UnavailableError: its turn did not come within the window.
         """
         await self._within_the_window(live, self._court.acquire())
-        if live not in self._suspects:
-            self._court.release()
-            await self._place(live)
-            return
-        self._on_trial = live
         try:
-            await self._place(live)
-            mailbox = live.mailbox
-            enough = _past(live, mailbox.num_tokens)
-            progressed = mailbox.progressed = asyncio.Event()
-            limit_s = _WHOLE_TRIAL_TIMEOUT_S if mailbox.whole else _TRIAL_TIMEOUT_S
-            async with asyncio.timeout(limit_s):
-                while mailbox.num_tokens < enough and not mailbox.ended:
-                    if live.session is None:
-                        await self._place(live)
-                    progressed.clear()
-                    await progressed.wait()
-            self._prove(live)
-        except TimeoutError:
-            # Slow is not deadly.
-            self._prove(live)
+            if live in self._suspects:
+                _logger.info("request %s is tried alone", live.request.request_id)
+                self._on_trial = live
+                await self._try(live)
         finally:
-            live.mailbox.progressed = None
-            self._on_trial = None
+            self._on_trial = live.mailbox.progressed = None
             self._court.release()
+
+    async def _try(self, live: LiveRequest) -> None:
+        mailbox = live.mailbox
+        progressed = mailbox.progressed = asyncio.Event()
+        limit_s = _WHOLE_TRIAL_TIMEOUT_S if mailbox.whole else _TRIAL_TIMEOUT_S
+        self._proof_at = _past(live, mailbox.num_tokens, live.unseen)
+        since = time.monotonic()
+        while live in self._suspects and not mailbox.ended:
+            if not live.accepted:
+                await self._place(live)
+                since = time.monotonic()
+                continue
+            if mailbox.num_tokens >= self._proof_at:
+                self._prove(live)
+                return
+            progressed.clear()
+            try:
+                async with asyncio.timeout(max(0.0, since + limit_s - time.monotonic())):
+                    await progressed.wait()
+            except TimeoutError:
+                if live.link is not None and live.link.usable:
+                    self._prove(live)  # slow is not deadly
+                    return
+                since = time.monotonic()  # the engine has not been there to tell
 
     async def _within_the_window(self, live: LiveRequest, event: Awaitable[object]) -> None:
         rest_s = live.waiting_since + self._window_s - time.monotonic()
@@ -153,6 +198,6 @@ class Suspects:
             ) from None
 
 
-def _past(live: LiveRequest, num_tokens: int) -> int:
-    """So many tokens that a death seen at `num_tokens` lies behind it for certain."""
-    return num_tokens + _TRIAL_TOKENS * max(1, live.mailbox.num_open)
+def _past(live: LiveRequest, num_tokens: int, beyond: int) -> int:
+    """So many tokens that each sequence has come that far beyond where it was at `num_tokens`."""
+    return num_tokens + beyond * max(1, live.mailbox.num_open)

@@ -102,16 +102,18 @@ class SubmitResponse(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., adapter_version: _Optional[str] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("session_id", "request_id", "sequence", "reason")
+    __slots__ = ("session_id", "request_id", "sequence", "reason", "stream")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     request_id: str
     sequence: int
     reason: _sampling_pb2.FinishReason
-    def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ...) -> None: ...
+    stream: int
+    def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., sequence: _Optional[int] = ..., reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class AbortResponse(_message.Message):
     __slots__ = ()
