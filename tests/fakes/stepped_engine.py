@@ -1,4 +1,4 @@
-"""An engine without sockets, threads or time: its session table is the real one, its loop a method."""
+"""An engine without sockets, threads or time: its session table is the real one."""
 
 from __future__ import annotations
 
