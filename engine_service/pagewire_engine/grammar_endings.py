@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pagewire_engine.json_position import JsonPosition
+from pagewire_engine.reasoning_span import ReasoningMarks
 from pagewire_engine.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -42,16 +43,28 @@ class GrammarEndings:
         tokens: its tokens' bytes.
         grammar: what was compiled: the names of members that objects must have are read from it.
         is_json: whether outputs are JSON.
+        marks: of the reasoning before them; None where there is none.
     """
 
     def __init__(
-        self, vocabulary: LLTokenizer, tokens: TokenBytes, grammar: str, *, is_json: bool
+        self,
+        vocabulary: LLTokenizer,
+        tokens: TokenBytes,
+        grammar: str,
+        *,
+        is_json: bool,
+        marks: ReasoningMarks | None = None,
     ) -> None:
         self._eos = vocabulary.eos_token
         self._tokens = tokens
         self.is_json = is_json
         names = _required_names(grammar) if is_json else []
         self._names = [_ids(vocabulary, json.dumps(n, ensure_ascii=False) + ":") for n in names]
+        self._reasoning_end: list[int] = []
+        if marks is not None and marks.end_token is not None:
+            self._reasoning_end = [marks.end_token]
+        elif marks is not None:
+            self._reasoning_end = _ids(vocabulary, f"\n{marks.end}\n\n")
         # Within names and strings, what ends them comes first.
         self._quote = self._known(('"',))
         self._ends = self._known(_ENDS)
@@ -60,7 +73,12 @@ class GrammarEndings:
         self._plain = self._known(_PLAIN)
 
     def shortest(
-        self, matcher: LLMatcher, position: JsonPosition, most: int = _MOST_TOKENS
+        self,
+        matcher: LLMatcher,
+        position: JsonPosition,
+        most: int = _MOST_TOKENS,
+        *,
+        in_reasoning: bool = False,
     ) -> list[int] | None:
         """Tokens that end the output, the end-of-sequence id last; None where none were found.
 
@@ -68,7 +86,14 @@ class GrammarEndings:
             matcher: after the output so far; it is not moved.
             position: in JSON, after the same.
             most: tokens, at most 1024.
+            in_reasoning: the output ends within reasoning, whose end comes first.
         """
+        if in_reasoning:
+            follower = matcher.deep_copy()
+            if not follower.consume_tokens(self._reasoning_end):
+                return None
+            answer = self.shortest(follower, position, most - len(self._reasoning_end))
+            return None if answer is None else self._reasoning_end + answer
         most = min(most, _MOST_TOKENS)
         if self.is_json:
             return self._found(_Search(matcher, position, self._tokens), most)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from pagewire_engine.reasoning_span import ReasoningMarks, ReasoningSpan
 from pagewire_engine.token_bytes import Bits, TokenBytes
 from pagewire_engine.unique_items import UniqueItems
 from pagewire_engine.wind_down import Ending, WindDown
@@ -25,19 +26,33 @@ class Matcher:
 
     Args:
         inner: llguidance's, before the first token.
+        tokens: the vocabulary's tokens.
         unique_items: watches that items differ; None where they need not.
         wind_down: brings the output to its end; None where it need not come to one.
+        reasoning: finds what comes before the answer; None where nothing does.
     """
 
-    __slots__ = ("_is_stuck", "_num_slow_masks", "_unique_items", "_wind_down", "inner")
+    __slots__ = (
+        "_is_stuck",
+        "_num_slow_masks",
+        "_reasoning",
+        "_tokens",
+        "_unique_items",
+        "_wind_down",
+        "inner",
+    )
 
     def __init__(
         self,
         inner: LLMatcher,
+        tokens: TokenBytes,
         unique_items: UniqueItems | None = None,
         wind_down: WindDown | None = None,
+        reasoning: ReasoningSpan | None = None,
     ) -> None:
         self.inner = inner
+        self._tokens = tokens
+        self._reasoning = reasoning
         self._unique_items = unique_items
         self._wind_down = wind_down
         self._num_slow_masks = 0
@@ -54,22 +69,31 @@ class Matcher:
         """Takes out of what the grammar allows what it can't tell of."""
         if self.inner.is_error():
             return
-        if self._unique_items is not None:
+        in_reasoning = self._reasoning is not None and self._reasoning.inside
+        if self._unique_items is not None and not in_reasoning:
             self._unique_items.restrict(bits, self.inner)
             self._is_stuck = not bits.any()
         if self._wind_down is not None:
-            self._wind_down.restrict(bits, self.inner)
+            self._wind_down.restrict(bits, self.inner, in_reasoning=in_reasoning)
 
     def advance(self, token_ids: list[int]) -> None:
         """The sequence has gone on with these tokens."""
-        if self._wind_down is None:
+        if self._wind_down is None and self._unique_items is None:
             self.inner.consume_tokens(token_ids)
-        else:
-            for token_id in token_ids:
-                self.inner.consume_token(token_id)
-                self._wind_down.advance(token_id, self.inner)
+            return
+        for token_id in token_ids:
+            self._advance(token_id)
+
+    def _advance(self, token_id: int) -> None:
+        self.inner.consume_token(token_id)
+        text, in_reasoning = self._tokens.of[token_id], False
+        if self._reasoning is not None:
+            text = self._reasoning.read(token_id, text)
+            in_reasoning = self._reasoning.inside
         if self._unique_items is not None:
-            self._unique_items.advance(token_ids)
+            self._unique_items.read(text)
+        if self._wind_down is not None:
+            self._wind_down.advance(token_id, text, self.inner, in_reasoning=in_reasoning)
 
     def fault(self) -> str | None:
         """Why the sequence can't go on under its grammar; None if it can."""
@@ -95,12 +119,21 @@ class CompiledGrammar:
         num_bytes: about the memory that it takes.
         unique_items: watches that items differ, before the first token; None where they need not.
         ending: how outputs come to an end.
+        reasoning: what marks reasoning before the answer; None where there is none.
 
     Attributes:
         inner, num_bytes: see above.
     """
 
-    __slots__ = ("__weakref__", "_ending", "_tokens", "_unique_items", "inner", "num_bytes")
+    __slots__ = (
+        "__weakref__",
+        "_ending",
+        "_reasoning",
+        "_tokens",
+        "_unique_items",
+        "inner",
+        "num_bytes",
+    )
 
     def __init__(
         self,
@@ -110,12 +143,14 @@ class CompiledGrammar:
         num_bytes: int = 0,
         unique_items: UniqueItems | None = None,
         ending: Ending,
+        reasoning: ReasoningMarks | None = None,
     ) -> None:
         self.inner = inner
         self.num_bytes = num_bytes
         self._tokens = tokens
         self._unique_items = unique_items
         self._ending = ending
+        self._reasoning = reasoning
 
     def matcher(self, max_tokens: int | None = None) -> Matcher:
         """A matcher of its own, before the first token.
@@ -127,4 +162,6 @@ class CompiledGrammar:
         wind_down = None
         if max_tokens is not None:
             wind_down = WindDown(self._ending, self._tokens, max_tokens)
-        return Matcher(self.inner.deep_copy(), unique and unique.copy(), wind_down)
+        span = None if self._reasoning is None else ReasoningSpan(self._reasoning)
+        inner = self.inner.deep_copy()
+        return Matcher(inner, self._tokens, unique and unique.copy(), wind_down, span)

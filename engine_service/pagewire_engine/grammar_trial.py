@@ -164,6 +164,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answers until the input ends."""
     from pagewire_engine.grammars import (
         compiled,
+        control_token_ids,
         grammar_text,
         make_vocabulary,
         unique_places,
@@ -173,6 +174,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     vocabulary = make_vocabulary(
         given["tokenizer_json"].encode(), given["vocab_size"], given["eos_token_ids"]
     )
+    control_tokens = control_token_ids(given["tokenizer_json"].encode())
     _limit_memory()
     _answer(answers, {"ready": True})
     for line in requests:
@@ -182,7 +184,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         try:
             fields = orjson.loads(line)
             constraint = StructuredOutput(**fields)
-            grammar = grammar_text(constraint)
+            grammar = grammar_text(constraint, control_tokens)
             matcher = compiled(constraint, grammar, vocabulary)
             unique_places(constraint)
             size = max(0, psutil.Process().memory_info().rss - before)

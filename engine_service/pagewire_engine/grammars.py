@@ -6,8 +6,10 @@ Imported where the first constraint is compiled, and by `grammar_trial`.
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from pagewire_engine.grammar_endings import GrammarEndings
 from pagewire_engine.grammar_matcher import CompiledGrammar
 from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.json_schemas import Place, normalised_schema, places_of_unique_items
+from pagewire_engine.reasoning_span import ReasoningMarks
 from pagewire_engine.token_bytes import TokenBytes
 from pagewire_engine.unique_items import UniqueItems
 from pagewire_engine.wind_down import Ending
@@ -77,12 +80,53 @@ def _hide_control_tokens(content: dict[str, Any]) -> None:
         model["unk_token"] = names[unknown]
 
 
-def grammar_text(constraint: StructuredOutput) -> str:
+def control_token_ids(tokenizer_json: bytes) -> dict[str, int]:
+    """The control tokens of a `tokenizer.json`, by their texts."""
+    added = json.loads(tokenizer_json).get("added_tokens") or ()
+    return {token["content"]: token["id"] for token in added if token.get("special")}
+
+
+def grammar_text(
+    constraint: StructuredOutput, control_tokens: Mapping[str, int] = MappingProxyType({})
+) -> str:
     """The constraint as llguidance reads it.
+
+    Args:
+        constraint: what the output is held to.
+        control_tokens: the model's, by their texts: reasoning may stand between two of them.
 
     Raises:
         InvalidArgumentError: it is none; the grammar itself is looked at by `compiled`.
     """
+    answer = _answer_text(constraint)
+    marks = ReasoningMarks.of(constraint, control_tokens)
+    return answer if marks is None else _after_reasoning(answer, marks)
+
+
+def _after_reasoning(answer: str, marks: ReasoningMarks) -> str:
+    """A grammar of reasoning and, after some white space, the answer's."""
+    if answer.startswith("{"):
+        (grammar,) = json.loads(answer)["grammars"]
+    else:
+        grammar = {"lark_grammar": answer}
+    grammar["name"] = "answer"
+    if marks.end_token is None:
+        end = re.escape(marks.end).replace("/", r"\/")
+        reasoning = [f"reasoning[lazy]: /(?s:.*){end}/"]
+    else:
+        reasoning = [f"reasoning: TEXT? <[{marks.end_token}]>", "TEXT: /(?s:.+)/"]
+    if marks.start is None:
+        start = "start: reasoning answer"
+    else:
+        opened = (
+            json.dumps(marks.start) if marks.start_token is None else f"<[{marks.start_token}]>"
+        )
+        start = f"start: SPACE? {opened} reasoning answer | answer"
+    lines = [start, *reasoning, "answer: SPACE? @answer", r"SPACE: /[ \t\r\n]{1,4}/"]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, grammar]})
+
+
+def _answer_text(constraint: StructuredOutput) -> str:
     if constraint.json_object:
         return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=_JSON_DEFAULTS)
     if constraint.json_schema is not None:
@@ -140,6 +184,7 @@ def compiled_grammar(
     vocabulary: LLTokenizer,
     tokens: TokenBytes,
     num_bytes: int = 0,
+    control_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> CompiledGrammar:
     """The matcher before the first token, with what else is watched.
 
@@ -149,6 +194,7 @@ def compiled_grammar(
         vocabulary: the model's.
         tokens: its tokens' bytes.
         num_bytes: about the memory that the matcher takes.
+        control_tokens: see `grammar_text`.
 
     Raises:
         InvalidArgumentError: see `compiled`.
@@ -156,14 +202,17 @@ def compiled_grammar(
     matcher = compiled(constraint, grammar, vocabulary)
     place = unique_places(constraint)
     is_json = constraint.json_object or constraint.json_schema is not None
-    endings = GrammarEndings(vocabulary, tokens, grammar, is_json=is_json)
-    first = endings.shortest(matcher, JsonPosition())
+    marks = ReasoningMarks.of(constraint, control_tokens)
+    endings = GrammarEndings(vocabulary, tokens, grammar, is_json=is_json, marks=marks)
+    in_reasoning = marks is not None and marks.start is None
+    first = endings.shortest(matcher, JsonPosition(), in_reasoning=in_reasoning)
     return CompiledGrammar(
         matcher,
         tokens,
         num_bytes=num_bytes,
         unique_items=None if place is None else UniqueItems(place, tokens),
         ending=Ending(endings, None if first is None else tuple(first)),
+        reasoning=marks,
     )
 
 

@@ -71,6 +71,7 @@ class GrammarCompiler:
         self._compile_lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._token_bytes: TokenBytes | None = None
+        self._control_tokens: dict[str, int] = {}
         self._no_vocabulary: str | None = None
         self._trial: GrammarTrial | None = None
         self._executor: LLExecutor | None = None
@@ -206,7 +207,12 @@ class GrammarCompiler:
             if self._token_bytes is None:
                 self._token_bytes = TokenBytes(vocabulary)
             return compiled_grammar(
-                constraint, passed.grammar, vocabulary, self._token_bytes, passed.num_bytes
+                constraint,
+                passed.grammar,
+                vocabulary,
+                self._token_bytes,
+                passed.num_bytes,
+                self._control_tokens,
             )
 
     def _load_vocabulary(self) -> LLTokenizer:
@@ -224,7 +230,7 @@ class GrammarCompiler:
     def _make_vocabulary(self) -> LLTokenizer:
         started = time.monotonic()
         try:
-            from pagewire_engine.grammars import make_vocabulary
+            from pagewire_engine.grammars import control_token_ids, make_vocabulary
         except ImportError as error:
             raise FailedPreconditionError(
                 "this engine has no llguidance: pip install 'pagewire[engine]'", field=FIELD
@@ -242,6 +248,7 @@ class GrammarCompiler:
                 "eos_token_id in its generation_config.json",
                 field=FIELD,
             )
+        self._control_tokens = control_token_ids(tokenizer_json)
         self._trial = GrammarTrial(tokenizer_json, self._vocab_size, self._eos_token_ids)
         self._trial.start()
         vocabulary = make_vocabulary(tokenizer_json, self._vocab_size, self._eos_token_ids)

@@ -10,7 +10,7 @@ Like a matcher this is a function of the sequence's tokens alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -98,14 +98,12 @@ class UniqueItems:
         other._reading, other._text = self._reading, self._text.copy()
         return other
 
-    def advance(self, token_ids: Iterable[int]) -> None:
-        """The sequence has gone on with these tokens."""
-        for token_id in token_ids:
-            token = self._tokens.of[token_id]
-            reading = self._read(self._reading, b"", token)
-            self._text += token
-            if reading is not None:
-                self._reading = reading
+    def read(self, text: bytes) -> None:
+        """The answer has gone on with these bytes."""
+        reading = self._read(self._reading, b"", text)
+        self._text += text
+        if reading is not None:
+            self._reading = reading
 
     def restrict(self, bits: Bits, matcher: LLMatcher) -> None:
         """Takes tokens out of a mask after which items would be the same.

@@ -4,6 +4,7 @@ A way to the end is known from the time on at which it begins to matter: it is l
 the output has left it, and not while a string goes on that it only has to close. The fewer tokens
 there are to spare, of those that are left, beyond that way, the fewer are allowed:
 
+- reasoning is ended where its end and the shortest answer leave about as much again for the answer;
 - where only a few could follow, each is tried, and those that lead to no end in time are not;
 - then no member of an object is begun but those that there must be, and an item of an array only
   where its end is in time;
@@ -84,16 +85,20 @@ class WindDown:
         self._next_look = max_tokens
         self._plan_next_look()
 
-    def advance(self, token_id: int, matcher: LLMatcher) -> None:
+    def advance(
+        self, token_id: int, text: bytes, matcher: LLMatcher, *, in_reasoning: bool
+    ) -> None:
         """The sequence has gone on with a token.
 
         Args:
             token_id: the token.
+            text: its bytes, but for those of reasoning.
             matcher: after it.
+            in_reasoning: it ends within reasoning.
         """
         self._num_left -= 1
         if self._endings.is_json:
-            self._position.read(self._tokens.of[token_id])
+            self._position.read(text)
         way = self._way
         if way and way[0] == token_id:
             self._way = way[1:]
@@ -102,15 +107,18 @@ class WindDown:
             self._way = None
             return
         if way is None or not _is_way(matcher, way):
-            self._way = self._endings.shortest(matcher, self._position, self._num_left)
+            self._way = self._endings.shortest(
+                matcher, self._position, self._num_left, in_reasoning=in_reasoning
+            )
         self._plan_next_look()
 
-    def restrict(self, bits: Bits, matcher: LLMatcher) -> None:
+    def restrict(self, bits: Bits, matcher: LLMatcher, *, in_reasoning: bool) -> None:
         """Takes out of a mask what would be too long.
 
         Args:
             bits: uint32 [ceil(vocab_size / 32)], what the matcher allows next.
             matcher: the sequence's; it is not moved.
+            in_reasoning: the sequence ends within reasoning.
         """
         spare = self._spare()
         if not self._way or spare is None or spare > _WATCHED:
@@ -118,7 +126,12 @@ class WindDown:
         word, bit = self._way[0] // 32, np.uint32(1 << self._way[0] % 32)
         if not bits[word] & bit:  # items would be the same
             return
-        if spare <= self._hard and not (spare > _STRING_MARGIN and self._is_free_text(matcher)):
+        if in_reasoning:
+            # What is to be said needs more room than the shortest answer.
+            if spare > self._lean:
+                return
+            bits[:] = 0
+        elif spare <= self._hard and not (spare > _STRING_MARGIN and self._is_free_text(matcher)):
             bits[:] = 0
         elif spare <= self._hard:
             bits &= ~(self._tokens.quotes | self._tokens.unfinished)

@@ -82,12 +82,21 @@ class AnswerFormat:
         if params.beam_search is not None and self.thinking_token_budget is not None:
             raise InvalidArgumentError("thinking_token_budget", "can't be kept by a beam search")
         if self.constraint is None:
-            return params
+            return self._after_reasoning(params)
         try:
             return replace(params, structured_output=self.constraint)
         except InvalidArgumentError as error:
             self.name_constraint(error)
             raise
+
+    def _after_reasoning(self, params: SamplingParams) -> SamplingParams:
+        """The client's constraint holds from where the reasoning ends, if there is any."""
+        held, reasoning = params.structured_output, self.reasoning
+        if held is None or reasoning is None or held.reasoning_end is not None:
+            return params
+        start = None if self.reasoning_opened else reasoning.opener
+        held = replace(held, reasoning_start=start, reasoning_end=reasoning.closer)
+        return replace(params, structured_output=held)
 
     def name_constraint(self, error: BaseException) -> None:
         """An error about the constraint is one about what asked for it: a schema that is wrong is
@@ -121,8 +130,9 @@ def answer_format(
             chat template.
         include_reasoning: pass the reasoning on.
         thinking_token_budget: of how many tokens it may be.
-        constrained: the client holds the answer to a schema or the like. Such an answer, and one
-            that has to call a tool, begins at once, without reasoning.
+        constrained: the client holds the answer to a schema or the like. It begins after the
+            reasoning, or at once where the prompt or the text that is continued has ended it. An
+            answer that has to call a tool begins at once.
 
     Raises:
         InvalidArgumentError: tools are to be called, or reasoning is to be bounded, and how the
@@ -152,7 +162,9 @@ def answer_format(
         end = tuple(tokenizer.encode(text, add_special_tokens=False))
         markers += (reasoning.opener, reasoning.closer)
         opened = reasoning.opened_in(rendered.prompt, rendered.continued)
-    at_once = constrained or constraint is not None
+    at_once = constraint is not None
+    if constrained and reasoning is not None and not opened:
+        at_once = rendered.continued is not None or reasoning.closed_in(rendered.prompt)
     shown = {
         token_id: marker
         for marker in markers

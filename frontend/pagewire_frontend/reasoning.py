@@ -28,6 +28,10 @@ class ReasoningFormat:
         # At the very end only: elsewhere a client may have written it.
         return prompt.rstrip().endswith(self.opener)
 
+    def closed_in(self, prompt: str) -> bool:
+        """Whether the prompt ends with the end of reasoning: there is to be none."""
+        return prompt.rstrip().endswith(self.closer)
+
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "think": ReasoningFormat("<think>", "</think>"),

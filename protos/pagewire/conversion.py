@@ -84,8 +84,9 @@ def structured_output_from_proto(message: sampling_pb2.StructuredOutput) -> Stru
             raise InvalidArgumentError("structured_output.choice", "has no texts")
     elif kind is not None:
         given = {kind: getattr(message, kind)}
-    if message.HasField("fit_max_tokens"):
-        given["fit_max_tokens"] = message.fit_max_tokens
+    for name in ("fit_max_tokens", "reasoning_start", "reasoning_end"):
+        if message.HasField(name):
+            given[name] = getattr(message, name)
     return StructuredOutput(**given, lenient=message.lenient)
 
 
@@ -101,6 +102,8 @@ def structured_output_to_proto(
         grammar=constraint.grammar,
         lenient=constraint.lenient,
         fit_max_tokens=constraint.fit_max_tokens,
+        reasoning_start=constraint.reasoning_start,
+        reasoning_end=constraint.reasoning_end,
     )
     if constraint.json_object:
         message.json_object.SetInParent()

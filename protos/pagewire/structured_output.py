@@ -11,6 +11,7 @@ from pagewire.errors import InvalidArgumentError
 
 MAX_CONSTRAINT_BYTES = 256 * 1024
 MAX_CHOICES = 4096
+MAX_MARK_CHARACTERS = 100
 FIELD = "structured_output"
 # Keywords of a JSON schema that hold schemas by names, and those that hold no schema.
 MAPS_OF_SCHEMAS = frozenset(
@@ -36,6 +37,10 @@ class StructuredOutput:
         choice: one of these texts, at most 4096.
         grammar: text of this grammar: Lark as llguidance knows it, or llama.cpp's GBNF.
         lenient: leave out what of the JSON schema can't be enforced, instead of refusing it.
+        reasoning_end: the output begins with reasoning, which is any text up to this one, and what
+            follows is what the constraint holds. None: it holds from the first token.
+        reasoning_start: the reasoning begins with this text, or is left out; None: the prompt has
+            begun it.
         fit_max_tokens: bring the output to its end before `max_tokens` cuts it: when the tokens
             that are left are about as many as the end needs, no item or member is begun any more
             but those that there must be, and strings are closed. Not with `ignore_eos`. Two that
@@ -48,6 +53,8 @@ class StructuredOutput:
     choice: tuple[str, ...] = ()
     grammar: str | None = None
     lenient: bool = False
+    reasoning_start: str | None = None
+    reasoning_end: str | None = None
     # They share what is compiled.
     fit_max_tokens: bool = field(default=True, compare=False)
 
@@ -72,6 +79,7 @@ class StructuredOutput:
             )
         if self.lenient and self.json_schema is None:
             raise _wrong("lenient", "is for a json_schema only")
+        _check_reasoning(self.reasoning_start, self.reasoning_end)
         texts = self.choice or (getattr(self, given[0]),)
         if not self.json_object:
             _check_texts(given[0], texts)
@@ -82,6 +90,17 @@ class StructuredOutput:
         if self.json_object:
             return "json_object"
         return "choice" if self.choice else next(n for n in _TEXTS if getattr(self, n) is not None)
+
+
+def _check_reasoning(start: Any, end: Any) -> None:
+    for name, value in (("reasoning_start", start), ("reasoning_end", end)):
+        if value is None:
+            continue
+        if not isinstance(value, str) or not value.strip() or len(value) > MAX_MARK_CHARACTERS:
+            raise _wrong(name, f"must be text of 1 to {MAX_MARK_CHARACTERS} characters")
+        _check_texts(name, (value,))
+    if start is not None and end is None:
+        raise _wrong("reasoning_start", "needs a reasoning_end")
 
 
 def _schema_text(schema: Any) -> Any:

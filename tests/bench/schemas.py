@@ -7,6 +7,7 @@ parts of schemas: what refers to other documents.
 
 With `--walks N` no model answers, but N outputs a schema are put together at random from bytes.
 Without, the small real model answers each, greedily and sampled at temperature 1 with a seed.
+`--cut` lets `max_tokens` cut, which else outputs are brought to their end before.
 One JSON line is printed for each set, and one for all: how many were refused, cut by length, and
 finished, and how many of those jsonschema finds valid.
 """
@@ -87,7 +88,7 @@ def params(way: str, case: Case, seed: int, asked: argparse.Namespace) -> Sampli
         seed=seed,
         max_tokens=asked.max_tokens,
         repetition_penalty=asked.penalty,
-        structured_output=StructuredOutput(json_schema=case.text),
+        structured_output=StructuredOutput(json_schema=case.text, fit_max_tokens=not asked.cut),
     )
 
 
@@ -209,15 +210,20 @@ def main() -> None:
         "--shown", type=int, default=600, help="characters of a schema in the prompt"
     )
     parser.add_argument("--notes", action="store_true", help="tell each that is not valid")
+    parser.add_argument("--sets", nargs="+", help="only these")
+    parser.add_argument("--ways", nargs="+", default=["greedy", "sampled"])
+    parser.add_argument("--cut", action="store_true", help="let max_tokens cut")
     parser.add_argument("--quantization", default="none")
     asked = parser.parse_args()
     taken = list(cases(asked.folder, asked.per_set))
+    if asked.sets:
+        taken = [case for case in taken if case.set_name in asked.sets]
     if asked.walks:
         walks(taken, asked.walks, most=3000)
         return
     llm = LLM(str(smollm2_path()), max_num_seqs=AT_A_TIME, quantization=asked.quantization)
     started = time.monotonic()
-    for way in ("greedy", "sampled"):
+    for way in asked.ways:
         for start in range(0, len(taken), AT_A_TIME):
             answer(llm, taken[start : start + AT_A_TIME], way, asked)
             print(json.dumps(line("so far", taken[: start + AT_A_TIME], way)), file=sys.stderr)

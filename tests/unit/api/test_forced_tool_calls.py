@@ -187,12 +187,9 @@ async def test_a_forced_call_comes_without_reasoning() -> None:
     assert client.requests[0].prompt_token_ids == ids_of("Weather?<think>\n</think>\n\n")
 
 
-async def test_an_answer_of_a_given_format_comes_without_reasoning() -> None:
+async def test_a_forced_call_takes_no_other_format() -> None:
     client = replying(ARGUMENTS, chat_template=OPENED)
     format_ = {"type": "json_object"}
-    _, body = await ask(client, tools=None, response_format=format_)
-    assert body["choices"][0]["message"]["content"] == ARGUMENTS
-    assert client.requests[0].prompt_token_ids == ids_of("Weather?<think>\n</think>\n\n")
     status, body = await ask(client, tool_choice="required", response_format=format_)
     assert (status, body["error"]["param"]) == (400, "tool_choice")
 

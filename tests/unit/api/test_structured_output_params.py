@@ -27,6 +27,7 @@ OF_EACH_KIND = [
     StructuredOutput(regex="[a-z]{3}é"),
     StructuredOutput(choice=("yes", "no", "🙂")),
     StructuredOutput(grammar='start: "a"+'),
+    StructuredOutput(regex="a", reasoning_start="<think>", reasoning_end="</think>"),
 ]
 
 
@@ -56,6 +57,9 @@ OF_EACH_KIND = [
         ("structured_output.grammar", {"grammar": "\ud83d"}),
         ("structured_output.lenient", {"json_object": True, "lenient": True}),
         ("structured_output.lenient", {"json_schema": "{}", "lenient": None}),
+        ("structured_output.reasoning_end", {"json_schema": "{}", "reasoning_end": " "}),
+        ("structured_output.reasoning_end", {"json_schema": "{}", "reasoning_end": "x" * 101}),
+        ("structured_output.reasoning_start", {"json_schema": "{}", "reasoning_start": "<"}),
         ("structured_output.fit_max_tokens", {"json_schema": "{}", "fit_max_tokens": 1}),
     ],
 )

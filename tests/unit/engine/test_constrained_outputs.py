@@ -29,6 +29,7 @@ from tests.fakes.tiny_models import write_tiny_model
 from tests.unit.engine.harness import settings, submission
 
 EOS = 257
+DOT = 13
 MAX_TOKENS = 60
 Answers = dict[str, list[list[int]]]
 
@@ -74,6 +75,16 @@ REQUESTS = [
     ),
     # Neither would come to its end by itself.
     constrained("endless", range(120, 131), STORY, n=2, temperature=2.0, seed=9, max_tokens=50),
+    # A dot ends its reasoning; it is likely to come soon.
+    constrained(
+        "reasoned",
+        range(50, 61),
+        replace(SCHEMA, reasoning_end="."),
+        temperature=1.5,
+        seed=11,
+        logit_bias={DOT: 4.0},
+        max_tokens=90,
+    ),
     constrained("free", range(60, 66), None, temperature=1.0, max_tokens=20),
     constrained("nested", range(7, 8), GRAMMAR, temperature=2.0, min_tokens=9, max_tokens=30),
 ]
@@ -151,25 +162,29 @@ def text_of(token_ids: list[int]) -> str:
 
 def test_what_ends_keeps_to_its_constraint(alone: Answers) -> None:
     ended = 0
-    for name in ("greedy", "hot", "twins", "nested"):
+    for name in ("greedy", "hot", "twins", "nested", "reasoned"):
         for token_ids in alone[name]:
             if token_ids[-1] != EOS:
                 continue
             ended += 1
             text = text_of(token_ids)
+            if name == "reasoned":
+                thought, dot, text = text.partition(".")
+                assert thought
+                assert dot
             if name == "twins":
                 assert re.fullmatch(EXPRESSION.regex or "", text)
             elif name == "nested":
                 assert re.fullmatch(r"<[a-z<>]+>", text)
             else:
                 jsonschema.validate(json.loads(text), POINT)
-    assert ended >= 3
+    assert ended >= 4
     assert alone["hot"] != alone["greedy"]
     assert alone["twins"][0] != alone["twins"][1]
 
 
 def test_together(laboratory: Laboratory, alone: Answers) -> None:
-    told, engine = laboratory.run(REQUESTS)
+    told, engine = laboratory.run(REQUESTS, max_num_batched_tokens=128)
     assert told == alone
     assert engine.stats().num_prefill_chunks == len(REQUESTS)
 
@@ -245,7 +260,7 @@ def test_resumed_in_another_engine(laboratory: Laboratory, alone: Answers, num_p
     told, engine = laboratory.run(resumed, max_num_batched_tokens=16)
     assert told == alone
     num_tokens = sum(len(tokens) for sequences in alone.values() for tokens in sequences)
-    assert engine.stats().num_generation_tokens == num_tokens - 8 * num_past
+    assert engine.stats().num_generation_tokens == num_tokens - 9 * num_past
 
 
 def test_a_past_that_does_not_fit_fails_its_request_alone(
