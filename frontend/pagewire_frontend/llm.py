@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import secrets
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from pydantic import ValidationError
-from tqdm.auto import tqdm
-
 from pagewire.beam_search_params import BeamSearchParams
 from pagewire.config import EngineConfig
-from pagewire.errors import FailedPreconditionError, InvalidArgumentError, PagewireError
+from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.lora import LoRARequest
 from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
-from pagewire_frontend.answer_format import AnswerFormat
 from pagewire_frontend.background_loop import BackgroundLoop
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation import Generation, GenerationSettings
-from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
+from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.llm_inputs import (
+    Messages,
+    Prompt,
+    conversations_of,
+    engine_config,
+    listed_prompts,
+    params_for_each,
+    prioritised,
+    prompt_request,
+)
 from pagewire_frontend.llm_outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -37,7 +40,6 @@ from pagewire_frontend.llm_outputs import (
     RequestMetrics,
     RequestOutput,
     beam_search_output,
-    request_output,
 )
 from pagewire_frontend.llm_pooling import (
     ClassificationOutput,
@@ -52,6 +54,7 @@ from pagewire_frontend.llm_pooling import (
     run_pooling,
     run_scoring,
 )
+from pagewire_frontend.llm_run import naming, run_all
 from pagewire_frontend.pooling import PooledPrompt
 from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tool_choice import ToolUse, tool_use
@@ -75,23 +78,8 @@ __all__ = [
     "load_chat_template",
 ]
 
-Prompt = str | Mapping[str, Any]
-Messages = list[dict[str, Any]]
-
 # Enough to keep most engines' batches full, and few enough for their waiting queues.
 _USUAL_IN_FLIGHT = 512
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One prompt of a call, checked and tokenised."""
-
-    prompt: str | None
-    token_ids: list[int]
-    params: SamplingParams
-    priority: int
-    model: str
-    answer: AnswerFormat | None = None
 
 
 class LLM:
@@ -117,7 +105,7 @@ class LLM:
     def __init__(
         self, model: str, *, chat_template: str | None = None, **engine_settings: Any
     ) -> None:
-        config = _engine_config(model, engine_settings)
+        config = engine_config(model, engine_settings)
         if importlib.util.find_spec("torch") is None:
             raise FailedPreconditionError("LLM needs torch: pip install 'pagewire[engine]'")
         # Imported here: it brings the engine and torch along.
@@ -176,12 +164,12 @@ class LLM:
         Raises:
             InvalidArgumentError: a prompt or a parameter can't be served. Nothing has run then.
         """
-        listed = _listed(prompts)
+        listed = listed_prompts(prompts)
         params = self._params_for(sampling_params, len(listed))
-        requests = [_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
+        requests = [prompt_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
         model = self._loaded(lora_request).model_name
         requests = [replace(request, model=model) for request in requests]
-        return self._run(_prioritised(requests, priority), params, use_tqdm)
+        return self._run(prioritised(requests, priority), params, use_tqdm)
 
     def beam_search(
         self,
@@ -260,7 +248,7 @@ class LLM:
             InvalidArgumentError: a conversation or a parameter can't be served. Nothing has run.
         """
         self._check_open()
-        conversations = _conversations(messages)
+        conversations = conversations_of(messages)
         params = self._params_for(sampling_params, len(conversations))
         generation = self._loaded(lora_request)
         for name, given in (
@@ -272,7 +260,7 @@ class LLM:
         use = tool_use(tools, tool_choice, parallel_tool_calls) if parse_answer else ToolUse()
         requests = []
         for n, conversation in enumerate(conversations):
-            with _naming(f"conversation {n}"):
+            with naming(f"conversation {n}"):
                 rendered = generation.render_chat(
                     conversation,
                     tools=tools,
@@ -295,7 +283,7 @@ class LLM:
                     answer=answer,
                 )
             )
-        return self._run(_prioritised(requests, priority), params, use_tqdm)
+        return self._run(prioritised(requests, priority), params, use_tqdm)
 
     def embed(
         self,
@@ -403,8 +391,8 @@ class LLM:
         return self._loop.run(
             run_scoring(
                 self._generation,
-                _listed(text_1),
-                _listed(text_2),
+                listed_prompts(text_1),
+                listed_prompts(text_2),
                 use_activation,
                 truncate_prompt_tokens,
                 self._most_in_flight,
@@ -451,21 +439,7 @@ class LLM:
         if params is None:
             self._check_open()
             params = self._generation.model_info.default_sampling_params
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if not isinstance(params, Sequence) or not all(
-            isinstance(one, SamplingParams) for one in params
-        ):
-            raise InvalidArgumentError(
-                "sampling_params", "must be SamplingParams, or a list of them"
-            )
-        if len(params) != count:
-            raise InvalidArgumentError(
-                "sampling_params",
-                f"{len(params)} sets of parameters for {count} prompts; give one for all, or one "
-                "for each",
-            )
-        return list(params)
+        return params_for_each(params, count)
 
     def _pool(
         self,
@@ -478,7 +452,7 @@ class LLM:
         return self._loop.run(
             run_pooling(
                 self._generation,
-                _listed(prompts),
+                listed_prompts(prompts),
                 params,
                 truncate_prompt_tokens,
                 self._most_in_flight,
@@ -490,7 +464,7 @@ class LLM:
         self, requests: list[GenerationRequest], params: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
         self._check_open()
-        work = _run_all(self._generation, requests, params, self._most_in_flight, use_tqdm)
+        work = run_all(self._generation, requests, params, self._most_in_flight, use_tqdm)
         return self._loop.run(work)
 
 
@@ -519,179 +493,7 @@ def _shut_down(loop: BackgroundLoop, client: EngineClient) -> None:
         loop.close()
 
 
-async def _run_all(
-    generation: Generation,
-    requests: list[GenerationRequest],
-    params: list[SamplingParams],
-    most_in_flight: int,
-    use_tqdm: bool,
-) -> list[RequestOutput]:
-    """Checks everything, then runs it, so many at a time."""
-    jobs: list[_Job] = []
-    for n, (request, one) in enumerate(zip(requests, params, strict=True)):
-        with _naming(f"prompt {n}"):
-            path = generation.for_model(request.model)
-            token_ids = await path.tokenize_prompt(request)
-            answer = request.answer
-            num_tokens = len(token_ids) + (0 if answer is None else len(answer.prompt_end))
-            limited = path.resolve(one, num_tokens, request.default_max_tokens)
-            jobs.append(
-                _Job(request.prompt, token_ids, limited, request.priority, path.model_name, answer)
-            )
-    outputs: list[RequestOutput | None] = [None] * len(jobs)
-    call = secrets.token_hex(4)
-    # Those that the bound keeps out of the engine wait in its order.
-    rest = iter(sorted(enumerate(jobs), key=lambda item: item[1].priority))
-    with _Progress(len(jobs), enabled=use_tqdm) as progress:
-
-        async def work() -> None:
-            for n, job in rest:
-                outputs[n] = output = await _run_one(generation, job, f"{call}-{n}")
-                progress.count(output)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(most_in_flight, len(jobs))):
-                    group.create_task(work())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-    return [output for output in outputs if output is not None]
-
-
-async def _run_one(generation: Generation, job: _Job, request_id: str) -> RequestOutput:
-    request = GenerationRequest(
-        request_id=request_id,
-        model=job.model,
-        prompt_token_ids=job.token_ids,
-        sampling_params=job.params,
-        priority=job.priority,
-        answer=job.answer,
-        # To wake a task for each token of each prompt would cost more than a small model's step.
-        whole=True,
-    )
-    running = await generation.start(request)
-    try:
-        finished = await running.collect()
-    finally:
-        await running.aclose()
-    return request_output(
-        job.prompt,
-        finished,
-        generation.for_model(job.model).tokenizer_or_none,
-        with_logprobs=job.params.logprobs is not None,
-        with_prompt_logprobs=job.params.prompt_logprobs is not None,
-        with_cumulative_logprob=(
-            job.params.beam_search is not None or job.params.num_candidates > job.params.n
-        ),
-    )
-
-
-class _Progress:
-    """A progress bar that tells input and output tokens per second."""
-
-    def __init__(self, total: int, *, enabled: bool) -> None:
-        self._bar = tqdm(total=total, desc="Prompts", unit="prompt", disable=not enabled)
-        self._input_tokens = 0
-        self._output_tokens = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def count(self, output: RequestOutput) -> None:
-        self._input_tokens += len(output.prompt_token_ids)
-        self._output_tokens += sum(len(answer.token_ids) for answer in output.outputs)
-        elapsed = max(self._bar.format_dict["elapsed"] or 0.0, 1e-9)
-        self._bar.set_postfix_str(
-            f"input {self._input_tokens / elapsed:.1f} tok/s, "
-            f"output {self._output_tokens / elapsed:.1f} tok/s",
-            refresh=False,
-        )
-        self._bar.update(1)
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Errors from within say which prompt of the call they are about."""
-    try:
-        yield
-    except PagewireError as error:
-        error.message = f"{what}: {error.message}"
-        raise
-
-
 def _most_in_flight(config: EngineConfig) -> int:
     """Twice what the engine computes at a time, or more: its batch is full, and others wait. No
     more than it lets wait: here is nobody who could come again later."""
     return min(max(_USUAL_IN_FLIGHT, 2 * config.max_num_seqs), config.max_waiting_requests)
-
-
-def _engine_config(model: str, settings: dict[str, Any]) -> EngineConfig:
-    try:
-        return EngineConfig(model=model, **settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(EngineConfig.model_fields)
-            raise InvalidArgumentError(name, f"is not a setting; there are: {known}") from None
-        message = str(first["msg"]).removeprefix("Value error, ")
-        raise InvalidArgumentError(name, message) from None
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-
-
-def _request(prompt: Prompt, where: str) -> GenerationRequest:
-    if isinstance(prompt, str):
-        return GenerationRequest(prompt=prompt, default_max_tokens=COMPLETION_MAX_TOKENS)
-    if not isinstance(prompt, Mapping):
-        raise InvalidArgumentError(
-            where,
-            f'must be text, {{"prompt": text}} or {{"prompt_token_ids": ids}}, not {prompt!r:.80}',
-        )
-    unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-    token_ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
-    if unknown or (token_ids is None and text is None):
-        raise InvalidArgumentError(
-            where, f"needs prompt or prompt_token_ids, and has {sorted(map(str, prompt))}"
-        )
-    if text is not None and not isinstance(text, str):
-        raise InvalidArgumentError(where, "prompt must be text")
-    if token_ids is None:
-        return GenerationRequest(prompt=text, default_max_tokens=COMPLETION_MAX_TOKENS)
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in token_ids):
-        raise InvalidArgumentError(where, "prompt_token_ids must be whole numbers")
-    return GenerationRequest(
-        prompt=text,
-        prompt_token_ids=list(token_ids),
-        default_max_tokens=COMPLETION_MAX_TOKENS,
-    )
-
-
-def _prioritised(
-    requests: list[GenerationRequest], priority: int | Sequence[int]
-) -> list[GenerationRequest]:
-    each = [priority] * len(requests) if isinstance(priority, int) else list(priority)
-    if len(each) != len(requests):
-        raise InvalidArgumentError(
-            "priority",
-            f"{len(each)} priorities for {len(requests)} prompts; give one for all, or one for "
-            "each",
-        )
-    if not all(isinstance(one, int) and -(2**31) <= one < 2**31 for one in each):
-        raise InvalidArgumentError("priority", "must be whole numbers of 32 bits")
-    return [replace(request, priority=one) for request, one in zip(requests, each, strict=True)]
-
-
-def _conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    if not isinstance(messages, list) or not messages:
-        raise InvalidArgumentError(
-            "messages", "must be a list of messages, or a list of such lists"
-        )
-    if isinstance(messages[0], Mapping):
-        return [messages]
-    return list(messages)

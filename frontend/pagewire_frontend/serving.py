@@ -4,7 +4,6 @@ starts, and what is counted of it."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,252 +16,26 @@ from pagewire.errors import (
     PagewireError,
     UnavailableError,
 )
-from pagewire.outputs import FinishReason, RequestTimes
-from pagewire.tracing import TraceSpan, Tracing
+from pagewire.outputs import FinishReason
+from pagewire.tracing import Tracing
 from pagewire_frontend.access import Access
 from pagewire_frontend.adapters import AdapterDirectory
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.faults import renaming
-from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation import Generation
-from pagewire_frontend.generation_types import GenerationRequest, GenerationUpdate
+from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.metered_generation import MeteredGeneration, Usage, log_end, together
 from pagewire_frontend.metrics import FrontendMetrics
 from pagewire_frontend.pooling import PooledPrompt, PoolingRequest, pool
-from pagewire_frontend.running_generation import RunningGeneration
-from pagewire_frontend.tracing import begin_generation, end_generation, kind_of, phase, within
+from pagewire_frontend.tracing import begin_generation, kind_of, phase, within
 from pagewire_frontend.worker_metrics import with_siblings
 from pagewire_frontend.workers import Worker
-
-request_log = logging.getLogger("pagewire_frontend.requests")
 
 # Scrapers that come together share one question to the engine.
 _SCRAPE_INTERVAL_S = 0.2
 # An engine that is stuck must not hold a scrape up; Prometheus gives up after 10 s.
 _SCRAPE_TIMEOUT_S = 1.0
 _SAME_NAMES: Mapping[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts and times (seconds) of one request, or of several added up.
-
-    Attributes:
-        prompt_tokens, completion_tokens: counts.
-        first_token_s, total_s: since the request was accepted here.
-        times: its life in the engine, with the number of cached prompt tokens.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    first_token_s: float
-    total_s: float
-    times: RequestTimes
-
-
-class MeteredGeneration:
-    """A running request whose tokens and times are counted as it is read.
-
-    Iterate it to the end, or call `aclose`, which aborts what still runs.
-    """
-
-    __slots__ = (
-        "_discarded_tokens",
-        "_ended",
-        "_field_names",
-        "_first_token_at",
-        "_last_token_at",
-        "_logged_tenant",
-        "_metrics",
-        "_num_tokens",
-        "_reasons",
-        "_running",
-        "_span",
-        "_started_at",
-        "_times",
-        "prompt_token_ids",
-        "request_id",
-    )
-
-    def __init__(
-        self,
-        running: RunningGeneration,
-        started_at: float,
-        metrics: FrontendMetrics,
-        field_names: Mapping[str, str],
-        logged_tenant: str | None = None,
-        span: TraceSpan | None = None,
-    ) -> None:
-        """
-        Args:
-            running: the request.
-            started_at: when it was accepted, by `time.monotonic`.
-            metrics: where it is counted.
-            field_names: what the client calls the fields that errors name.
-            logged_tenant: whose it is, for a line in the log at its end; None: no such line.
-            span: of a trace; it ends with the request.
-        """
-        self._span = span
-        self._logged_tenant = logged_tenant
-        self.request_id = running.request_id
-        self.prompt_token_ids = running.prompt_token_ids
-        self._running = running
-        self._metrics = metrics
-        self._field_names = field_names
-        self._started_at = started_at
-        self._first_token_at = 0.0
-        self._num_tokens: dict[int, int] = {}
-        self._discarded_tokens = 0
-        self._last_token_at: dict[int, float] = {}
-        self._reasons: list[FinishReason] = []
-        self._times = RequestTimes()
-        self._ended = False
-        metrics.request_started()
-
-    def __aiter__(self) -> MeteredGeneration:
-        return self
-
-    async def __anext__(self) -> GenerationUpdate:
-        try:
-            update = await self._running.__anext__()
-        except StopAsyncIteration:
-            self._end()
-            raise
-        except PagewireError as error:
-            self._end(error.code)
-            error.field = self._field_names.get(error.field, error.field)
-            raise
-        except Exception:
-            self._end(ErrorCode.INTERNAL)
-            raise
-        now = time.monotonic()
-        for delta in update.deltas:
-            self._count_tokens(delta.index, delta.num_tokens, now)
-            if delta.finish_reason is not None:
-                self._reasons.append(delta.finish_reason)
-        self._discarded_tokens += update.discarded_tokens
-        if update.times is not None:
-            self._times = update.times
-        return update
-
-    def _count_tokens(self, index: int, num_tokens: int, now: float) -> None:
-        new = num_tokens - self._num_tokens.get(index, 0)
-        if new <= 0:
-            return
-        if not self._first_token_at:
-            self._first_token_at = now
-        before = self._last_token_at.get(index)
-        self._metrics.generated(new, None if before is None else now - before)
-        self._num_tokens[index] = num_tokens
-        self._last_token_at[index] = now
-
-    async def aclose(self) -> None:
-        """Aborts the request unless it has ended. Safe to call twice."""
-        self._end(ErrorCode.CANCELLED)
-        await self._running.aclose()
-
-    def usage(self) -> Usage:
-        """What was counted so far."""
-        now = time.monotonic()
-        return Usage(
-            prompt_tokens=len(self.prompt_token_ids),
-            completion_tokens=sum(self._num_tokens.values()) + self._discarded_tokens,
-            first_token_s=(self._first_token_at or now) - self._started_at,
-            total_s=now - self._started_at,
-            times=self._times,
-        )
-
-    async def collect(self) -> FinishedGeneration:
-        """Reads to the end. Raises what the request failed with."""
-        return await collect(self)
-
-    def _end(self, failure: ErrorCode | None = None) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        metrics = self._metrics
-        metrics.request_ended()
-        usage = self.usage()
-        if self._logged_tenant is not None:
-            _log_end(self.request_id, self._logged_tenant, usage, self._reasons, failure)
-        if self._span is not None:
-            end_generation(self._span, usage, self._reasons, failure)
-        metrics.prompt(usage.prompt_tokens, usage.times.cached_tokens)
-        for reason in set(self._reasons):
-            metrics.sequences_finished(reason, self._reasons.count(reason))
-        if failure is not None:
-            metrics.request_failed(failure)
-            if failure is ErrorCode.CANCELLED:
-                unfinished = self._running.num_unfinished
-                metrics.sequences_finished(FinishReason.ABORT, unfinished)
-            return
-        metrics.finished(
-            prompt_tokens=usage.prompt_tokens,
-            output_tokens=list(self._num_tokens.values()),
-            first_token_s=usage.first_token_s,
-            total_s=usage.total_s,
-            times=usage.times,
-        )
-
-
-def _log_end(
-    request_id: str,
-    tenant: str,
-    usage: Usage,
-    reasons: Sequence[FinishReason],
-    failure: ErrorCode | None,
-) -> None:
-    """One line about a request that has ended. Nothing in it was written by its client or by the
-    model, but for its id."""
-    outcome = "ok" if failure is None else failure.name.lower()
-    fields = {
-        "request_id": request_id,
-        "tenant": tenant,
-        "outcome": outcome,
-        "finish_reasons": [reason.name.lower() for reason in reasons],
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.times.cached_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "queue_s": round(usage.times.queue_s, 6),
-        "first_token_s": round(usage.first_token_s, 6),
-        "total_s": round(usage.total_s, 6),
-    }
-    request_log.info(
-        "request %s of tenant %s: %s, %d prompt tokens, %d completion tokens, %.3f s",
-        request_id,
-        tenant or "-",
-        outcome,
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        usage.total_s,
-        extra={"fields": fields},
-    )
-
-
-def total_usage(generations: Sequence[MeteredGeneration]) -> Usage:
-    """Of a request made of several prompts: counts added up, times of the slowest."""
-    usages = [generation.usage() for generation in generations]
-    times = [usage.times for usage in usages]
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        first_token_s=max(usage.first_token_s for usage in usages),
-        total_s=max(usage.total_s for usage in usages),
-        times=_together(times),
-    )
-
-
-def _together(times: Sequence[RequestTimes]) -> RequestTimes:
-    """Counts added up, times of the slowest."""
-    return RequestTimes(
-        queue_s=max((one.queue_s for one in times), default=0.0),
-        prefill_s=max((one.prefill_s for one in times), default=0.0),
-        decode_s=max((one.decode_s for one in times), default=0.0),
-        cached_tokens=sum(one.cached_tokens for one in times),
-        preemptions=sum(one.preemptions for one in times),
-        resumptions=sum(one.resumptions for one in times),
-        steps=max((one.steps for one in times), default=0),
-        step_s=max((one.step_s for one in times), default=0.0),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +52,7 @@ def _pooled_usage(pooled: Sequence[PooledPrompt], total_s: float) -> Usage:
         completion_tokens=0,
         first_token_s=total_s,
         total_s=total_s,
-        times=_together([one.times for one in pooled]),
+        times=together([one.times for one in pooled]),
     )
 
 
@@ -479,7 +252,7 @@ class Serving:
                 self._count_pooled(one, usage.total_s)
             if self.config.log_requests:
                 reasons = [FinishReason.STOP] * len(pooled)
-                _log_end(request.request_id, request.tenant, usage, reasons, failure)
+                log_end(request.request_id, request.tenant, usage, reasons, failure)
         return PooledPrompts([one.values for one in pooled], usage)
 
     def _count_pooled(self, one: PooledPrompt, total_s: float) -> None:

@@ -15,7 +15,7 @@ from pagewire.tracing import Attributes, TraceHeaders, TraceSpan
 from pagewire_frontend.generation_types import GenerationRequest
 
 if TYPE_CHECKING:
-    from pagewire_frontend.serving import Usage
+    from pagewire_frontend.metered_generation import Usage
 
 # Of the task that answers a request; tasks that it starts inherit it.
 _current: ContextVar[TraceSpan | None] = ContextVar("pagewire_current_span", default=None)

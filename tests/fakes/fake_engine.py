@@ -10,8 +10,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +25,7 @@ from pagewire_engine.service import EngineServer
 from pagewire_engine.step import StepPlan
 from tests.fakes.fake_engine_client import byte_tokenizer, tokenizer_files
 from tests.fakes.fake_executor import FakeExecutor
+from tests.fakes.killable_process import KillableProcess
 from tests.fakes.ports import free_port
 
 VOCAB_SIZE = 1000
@@ -116,9 +115,8 @@ class FakeEngine:
         self.server.stop(grace_s=0.1)
 
 
-class FakeEngineProcess:
-    """A fake engine in a process of its own, to be killed, stopped and started again at the same
-    port.
+class FakeEngineProcess(KillableProcess):
+    """A fake engine in a process of its own, always at the same port.
 
     Args:
         config: as for EngineConfig; the port is chosen here.
@@ -128,65 +126,16 @@ class FakeEngineProcess:
 
     def __init__(self, config: Mapping[str, Any] | None = None, **knobs: Any) -> None:
         self.port = free_port()
-        self._config = {**(config or {}), "port": self.port}
-        self._knobs = knobs
-        self._process: subprocess.Popen[str] | None = None
+        settings = json.dumps({**(config or {}), "port": self.port})
+        super().__init__(
+            ["-m", "tests.fakes.fake_engine", settings, json.dumps(knobs)],
+            "^ready$",
+            {"OMP_NUM_THREADS": "1"},
+        )
 
     @property
     def target(self) -> str:
         return f"127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Starts it and waits until it is ready."""
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.fakes.fake_engine",
-                json.dumps(self._config),
-                json.dumps(self._knobs),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().strip() == "ready", "the fake engine did not start"
-
-    def signal(self, number: int) -> None:
-        """Sends a signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """SIGKILL, and waits for the end."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def wait(self, timeout_s: float) -> None:
-        """Waits until it has died of itself."""
-        assert self._process is not None
-        self._process.wait(timeout_s)
-
-    def __enter__(self) -> FakeEngineProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 def main() -> None:

@@ -3,115 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import signal
 import subprocess
-import sys
-import threading
-from collections.abc import Sequence
-from pathlib import Path
 
 import psutil
 
+from tests.fakes.killable_process import KillableProcess
 from tests.fakes.ports import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 180.0
 # Chats with tools need one, and the tiny models' template does not tell it.
 FLAGS = ("--tool-call-parser=hermes",)
 
 
-class RealProcess:
-    """A program that says when it is ready, at the same addresses each time it is started.
-
-    Args:
-        arguments: of the interpreter.
-        ready: found in the line that says so.
-        environment: beside this process's own.
-    """
-
-    def __init__(
-        self, arguments: Sequence[str], ready: str, environment: dict[str, str] | None = None
-    ) -> None:
-        self._arguments = list(arguments)
-        self._ready = re.compile(ready)
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self._environment = os.environ | {"PYTHONPATH": path} | (environment or {})
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: list[str] = []
-        self.ready_line: re.Match[str] | None = None
-
-    def start(self) -> None:
-        """Starts it and waits until it is ready."""
-        self._lines = []
-        self.ready_line = None
-        is_ready = threading.Event()
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-P", *self._arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=self._environment,
-        )
-
-        def read() -> None:
-            assert process.stdout is not None
-            with process.stdout:
-                for line in process.stdout:
-                    self._lines.append(line)
-                    if self.ready_line is None and (found := self._ready.search(line)):
-                        self.ready_line = found
-                        is_ready.set()
-            is_ready.set()
-
-        threading.Thread(target=read, daemon=True).start()
-        is_ready.wait(START_TIMEOUT_S)
-        assert self.ready_line is not None, f"it did not start:\n{self.output}"
-
-    @property
-    def output(self) -> str:
-        """All that it has printed since it was started."""
-        return "".join(self._lines)
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def resident_bytes(self) -> int:
-        return int(psutil.Process(self.pid).memory_info().rss)
-
-    def signal(self, number: int) -> None:
-        """Sends a signal."""
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """SIGKILL, and waits for the end."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def wait(self, timeout_s: float = 120.0) -> int:
-        """Waits until it has ended of itself; its status."""
-        assert self._process is not None
-        return self._process.wait(timeout_s)
-
-    def __enter__(self) -> RealProcess:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.kill()
-
-
-class RealEngine(RealProcess):
+class RealEngine(KillableProcess):
     """An engine with `engine_under_test`'s hooks, at one port for all its lives.
 
     Args:
@@ -137,7 +41,7 @@ class RealEngine(RealProcess):
         self.signal(signal.SIGUSR1)
 
 
-class RealFrontend(RealProcess):
+class RealFrontend(KillableProcess):
     """A frontend on free ports.
 
     Args:
@@ -163,7 +67,7 @@ class RealFrontend(RealProcess):
         return self.ready_line[2]
 
 
-class RealServe(RealProcess):
+class RealServe(KillableProcess):
     """`pagewire serve` without a page, its engine with `engine_under_test`'s hooks.
 
     Args:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -12,14 +12,10 @@ from grpc_health.v1 import health
 from pagewire.errors import PagewireError
 from pagewire_frontend.access import UNCOUNTED_CALLS, Access
 from pagewire_frontend.grpc_api.errors import end, to_status
+from pagewire_frontend.grpc_api.wrapping import Context, ServerInterceptor, wrapped
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
-if TYPE_CHECKING:  # generic in the stubs alone
-    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-    Handler = grpc.RpcMethodHandler[Any, Any]
-else:
-    _ServerInterceptor = grpc.aio.ServerInterceptor
+if TYPE_CHECKING:
+    from pagewire_frontend.grpc_api.wrapping import Handler
 
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _COUNTED = "/pagewire."
@@ -33,7 +29,7 @@ def authorization_of(metadata: Any) -> str | None:
     return None
 
 
-class AccessInterceptor(_ServerInterceptor):
+class AccessInterceptor(ServerInterceptor):
     """Ends calls without a key as UNAUTHENTICATED, before their message is read, and calls beyond
     the limits as RESOURCE_EXHAUSTED. Health checks need no key."""
 
@@ -56,44 +52,22 @@ class AccessInterceptor(_ServerInterceptor):
         counted = method.startswith(_COUNTED) and method not in UNCOUNTED_CALLS
         if handler is None or not counted:
             return handler
-        return self._counted(handler, tenant)
+        return wrapped(handler, lambda context: self._counted(context, tenant))
 
-    def _counted(self, handler: Handler, tenant: str) -> Handler:
-        """The handler of a call whose answer is one message or many, entering before it runs. Not
-        earlier: of a call that ends before its message has come, nobody would hear."""
-        access = self._access
-        inner: Any = handler.unary_unary or handler.unary_stream
-        assert inner is not None, "pagewire's calls take one message"
+    @asynccontextmanager
+    async def _counted(self, context: Context, tenant: str) -> AsyncIterator[None]:
+        """Enters just before the call runs. Not earlier: of a call that ends before its message has
+        come, nobody would hear."""
+        try:
+            self._access.enter(tenant)
+        except PagewireError as error:
+            await end(context, to_status(error))
 
         def left(ctx: Context) -> None:
-            access.leave(tenant)
+            self._access.leave(tenant)
 
-        async def enter(context: Context) -> None:
-            try:
-                access.enter(tenant)
-            except PagewireError as error:
-                await end(context, to_status(error))
-            context.add_done_callback(left)  # type: ignore[arg-type]  # the stub's type is no Callable
-
-        async def call(request: Any, context: Context) -> Any:
-            await enter(context)
-            return await inner(request, context)
-
-        async def generate(request: Any, context: Context) -> Any:
-            await enter(context)
-            async for response in inner(request, context):
-                yield response
-
-        make = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        return make(
-            generate if inspect.isasyncgenfunction(inner) else call,
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
+        context.add_done_callback(left)  # type: ignore[arg-type]  # the stub's type is no Callable
+        yield
 
 
 def _refusing(error: PagewireError) -> Handler:

@@ -13,7 +13,7 @@ from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.answers import ToolCall, ToolCallDelta
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import PositionTextLogprobs, TextDelta, TextLogprob
-from pagewire_frontend.serving import Usage
+from pagewire_frontend.metered_generation import Usage
 
 # Clients refuse messages above 4 MB unless told otherwise.
 MESSAGE_BUDGET = 2 << 20

@@ -18,7 +18,7 @@ from pagewire_frontend.grpc_api.responses import (
     prompt_position,
 )
 from pagewire_frontend.grpc_api.write_guard import WriteGuard
-from pagewire_frontend.serving import MeteredGeneration
+from pagewire_frontend.metered_generation import MeteredGeneration
 
 # At most, in UTF-8 and as a varint.
 _BYTES_PER_CHARACTER = 4

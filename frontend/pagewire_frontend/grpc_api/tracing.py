@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from pagewire.tracing import TraceSpan, Tracing
+from pagewire_frontend.grpc_api.wrapping import Context, ServerInterceptor, wrapped
 from pagewire_frontend.tracing import kind_of, set_current
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
-if TYPE_CHECKING:  # generic in the stubs alone
-    from collections.abc import Iterator
-
-    _ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-    Handler = grpc.RpcMethodHandler[Any, Any]
-else:
-    _ServerInterceptor = grpc.aio.ServerInterceptor
+if TYPE_CHECKING:
+    from pagewire_frontend.grpc_api.wrapping import Handler
 
 _TRACED = "/pagewire."
 
 
-class TracingInterceptor(_ServerInterceptor):
+class TracingInterceptor(ServerInterceptor):
     """Goes on with the trace of the call's `traceparent`, or begins one.
 
     Args:
@@ -44,31 +38,10 @@ class TracingInterceptor(_ServerInterceptor):
         if handler is None or not handler_call_details.method.startswith(_TRACED):
             return handler
         name = handler_call_details.method.lstrip("/")
-        inner: Any = handler.unary_unary or handler.unary_stream
-        assert inner is not None, "pagewire's calls take one message"
+        return wrapped(handler, partial(self._span, name))
 
-        async def call(request: Any, context: Context) -> Any:
-            with self._span(name, context):
-                return await inner(request, context)
-
-        async def generate(request: Any, context: Context) -> Any:
-            with self._span(name, context):
-                async for response in inner(request, context):
-                    yield response
-
-        make = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        return make(
-            generate if inspect.isasyncgenfunction(inner) else call,
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
-
-    @contextmanager
-    def _span(self, name: str, context: Context) -> Iterator[TraceSpan]:
+    @asynccontextmanager
+    async def _span(self, name: str, context: Context) -> AsyncIterator[TraceSpan]:
         service, _, method = name.partition("/")
         attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         span = self._tracing.request_span(name, context.invocation_metadata() or (), attributes)

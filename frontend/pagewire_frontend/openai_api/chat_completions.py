@@ -12,6 +12,7 @@ from starlette.responses import Response
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import GenerationRequest, TextDelta
+from pagewire_frontend.metered_generation import MeteredGeneration
 from pagewire_frontend.openai_api.body_reading import read_body
 from pagewire_frontend.openai_api.chat_request import chat_request
 from pagewire_frontend.openai_api.chunks import (
@@ -27,7 +28,7 @@ from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
 from pagewire_frontend.openai_api.prompt_logprobs import prompt_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody
-from pagewire_frontend.serving import MeteredGeneration, Serving
+from pagewire_frontend.serving import Serving
 from pagewire_frontend.tokenizer import Tokenizer
 
 # Rendering or tokenising more than this many bytes would hold up other streams.

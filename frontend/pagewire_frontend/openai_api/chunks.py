@@ -9,7 +9,7 @@ import orjson
 
 from pagewire.outputs import FinishReason
 from pagewire_frontend.answers import ToolCall, ToolCallDelta
-from pagewire_frontend.serving import Usage
+from pagewire_frontend.metered_generation import Usage
 
 FINISH_NAMES = {
     FinishReason.STOP: "stop",

@@ -17,6 +17,7 @@ from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest, TextDelta
+from pagewire_frontend.metered_generation import MeteredGeneration, total_usage
 from pagewire_frontend.openai_api.body_reading import LONG_BODY, read_body
 from pagewire_frontend.openai_api.chunks import (
     FINISH_NAMES,
@@ -34,7 +35,7 @@ from pagewire_frontend.openai_api.event_stream import (
 from pagewire_frontend.openai_api.logprobs import CompletionLogprobs
 from pagewire_frontend.openai_api.prompt_logprobs import prompt_logprobs
 from pagewire_frontend.openai_api.requests import CompletionBody
-from pagewire_frontend.serving import MeteredGeneration, Serving, total_usage
+from pagewire_frontend.serving import Serving
 
 
 async def create_completion(serving: Serving, request: Request) -> Response:

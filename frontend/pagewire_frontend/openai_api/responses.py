@@ -14,6 +14,7 @@ from starlette.responses import Response
 from pagewire.errors import InvalidArgumentError, PagewireError
 from pagewire.outputs import FinishReason
 from pagewire_frontend.faults import as_pagewire_error, renaming
+from pagewire_frontend.metered_generation import MeteredGeneration
 from pagewire_frontend.openai_api.body_reading import read_body
 from pagewire_frontend.openai_api.chat_request import chat_request
 from pagewire_frontend.openai_api.chunks import metrics_block
@@ -22,7 +23,7 @@ from pagewire_frontend.openai_api.operations import json_response
 from pagewire_frontend.openai_api.response_input import ResponsesBody
 from pagewire_frontend.openai_api.response_output import EventWriter, OutputItems
 from pagewire_frontend.openai_api.response_store import ResponseStore, StoredResponse
-from pagewire_frontend.serving import MeteredGeneration, Serving
+from pagewire_frontend.serving import Serving
 
 
 class ResponsesApi:

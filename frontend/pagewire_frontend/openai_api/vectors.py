@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from pagewire.errors import InvalidArgumentError
 from pagewire.pooling import PoolingParams, Task
+from pagewire_frontend.metered_generation import Usage
 from pagewire_frontend.openai_api.body_reading import read_body
 from pagewire_frontend.openai_api.chunks import usage_block
 from pagewire_frontend.openai_api.event_stream import unless_disconnected
@@ -31,7 +32,7 @@ from pagewire_frontend.openai_api.vector_bodies import (
 )
 from pagewire_frontend.pooling import PoolingPrompt, PoolingRequest
 from pagewire_frontend.scoring import Scoring
-from pagewire_frontend.serving import PooledPrompts, Serving, Usage
+from pagewire_frontend.serving import PooledPrompts, Serving
 
 # Vectors that are written before others have their turn.
 _VECTORS_A_TURN = 32
