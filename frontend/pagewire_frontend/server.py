@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
-import socket
-from collections.abc import Callable, Iterator
-
-import uvicorn
-from starlette.types import ASGIApp
+from collections.abc import Callable
 
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.listening import (
     addresses_of,
-    close_all,
     free_port,
     grpc_addresses,
     listen,
@@ -29,8 +22,8 @@ from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.grpc_api.server import GrpcServer
+from pagewire_frontend.http_server import HttpServer
 from pagewire_frontend.openai_api.app import create_app, create_worker_app
-from pagewire_frontend.openai_api.http_protocol import BoundedHttpProtocol
 from pagewire_frontend.serving import Serving
 from pagewire_frontend.workers import Worker
 
@@ -91,8 +84,8 @@ class FrontendServer:
             "--engine-", config.engine_ca, config.engine_cert, config.engine_key
         )
         self._grpc: GrpcServer | None = None
-        self._http: _HttpServer | None = None
-        self._sibling_http: _HttpServer | None = None
+        self._http: HttpServer | None = None
+        self._sibling_http: HttpServer | None = None
         self._engine_task: asyncio.Task[None] | None = None
         self._adapters_task: asyncio.Task[None] | None = None
         self._connected = asyncio.Event()
@@ -115,7 +108,7 @@ class FrontendServer:
                 config.host, config.http_port, "--http-port", share=self._worker is not None
             )
             self.http_port = int(sockets[0].getsockname()[1])
-            self._http = _HttpServer(
+            self._http = HttpServer(
                 create_app(self._serving),
                 config,
                 sockets,
@@ -126,7 +119,7 @@ class FrontendServer:
             if self._worker is not None:
                 opened = listen_locally(self._worker.socket_path)
                 app = create_worker_app(self._serving)
-                self._sibling_http = _HttpServer(app, config, [opened], None)
+                self._sibling_http = HttpServer(app, config, [opened], None)
                 await self._sibling_http.start()
             await self._start_grpc()
             self._engine_task = asyncio.create_task(self._attend_engine())
@@ -270,73 +263,6 @@ class FrontendServer:
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("health is no longer told: %s", error, exc_info=error)
-
-
-class _HttpServer:
-    """uvicorn on sockets of ours, without its signal handlers."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        config: FrontendConfig,
-        sockets: list[socket.socket],
-        tls: ServerTls | None,
-        on_cut_off: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._sockets = sockets
-        server = uvicorn.Config(
-            app,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            log_level=None,
-            access_log=config.log_level == "debug",
-            server_header=False,
-            timeout_keep_alive=75,
-            http=_protocol(config, on_cut_off),
-        )
-        server.load()
-        if tls is not None:
-            server.ssl = tls.context()
-        self._server = _Uvicorn(server)
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        self._task = asyncio.create_task(self._server.serve(self._sockets))
-        while not self._server.started:
-            if self._task.done():
-                self._task.result()
-                raise OSError("the HTTP server did not start")
-            await asyncio.sleep(0.005)
-
-    async def stop(self, grace_s: float) -> None:
-        # Whole seconds, and 0 would not even let idle connections close.
-        self._server.config.timeout_graceful_shutdown = max(1, math.ceil(grace_s))
-        self._server.should_exit = True
-        if self._task is not None:
-            await self._task
-            # Cancelled requests still have to abort their work in the engine.
-            if tasks := self._server.server_state.tasks:
-                await asyncio.wait(tasks, timeout=5.0)
-        close_all(self._sockets)
-
-
-def _protocol(
-    config: FrontendConfig, told_cut_off: Callable[[], None]
-) -> type[BoundedHttpProtocol]:
-    class Protocol(BoundedHttpProtocol):
-        read_timeout_s = config.request_read_timeout_s
-        write_timeout_s = config.slow_client_timeout_s
-        on_cut_off = staticmethod(told_cut_off)
-
-    return Protocol
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # Signals are the command's business: it stops gRPC too.
-        yield
 
 
 def describe_addresses(server: FrontendServer) -> str:
