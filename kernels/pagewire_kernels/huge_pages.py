@@ -1,6 +1,6 @@
-"""Memory for weights in pages of 2 MiB, where Linux gives them.
+"""Memory for weights and caches in pages of 2 MiB, where Linux gives them.
 
-A decode reads every weight once. With pages of 4 KiB the processor looks up a page for each 64
+A decode reads every weight and its context's keys and values once. With pages of 4 KiB the processor looks up a page for each 64
 lines, in a virtual machine through two tables, and reads a quarter slower.
 """
 
@@ -16,6 +16,7 @@ import torch
 # Weights are smaller than a page: many share one mapping. What is not touched takes no memory.
 _CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 64
+_PAGE_BYTES = 2 << 20
 
 
 class HugePages:
@@ -36,10 +37,25 @@ class HugePages:
         return self._chunk[begin : begin + size].view(dtype).view(*shape)
 
 
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in memory of its own, uninitialised. What is not touched takes none.
+
+    Raises:
+        MemoryError: there is none.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < _PAGE_BYTES:
+        return torch.empty(*shape, dtype=dtype)
+    return _chunk(size).view(dtype).view(*shape)
+
+
 def _chunk(size: int) -> torch.Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size / 2**20:.0f} MiB of host memory: {error}") from None
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -10,6 +10,7 @@ import torch
 
 from pagewire_engine.models.base import KVShape
 from pagewire_engine.worker.staging import to_device
+from pagewire_kernels import huge_pages
 
 # Blocks pass to and from host memory through a buffer of at most so many bytes: when blocks have to
 # be swapped out, no memory is left on the device for a copy of all of them.
@@ -47,11 +48,19 @@ class CacheEngine:
         self.num_cpu_blocks = num_cpu_blocks
         self._device = device
         # Blocks of fp8 are copied as bytes: torch copies no fp8 by index.
-        self._pool = torch.empty(
-            (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
-            dtype=torch.uint8 if dtype.itemsize == 1 else dtype,
-            device=device,
+        stored = torch.uint8 if dtype.itemsize == 1 else dtype
+        sizes = (
+            shape.num_layers,
+            2,
+            num_blocks,
+            block_size,
+            shape.num_kv_heads,
+            shape.head_dim,
         )
+        if device.type == "cpu":
+            self._pool = huge_pages.empty(sizes, stored)
+        else:
+            self._pool = torch.empty(sizes, dtype=stored, device=device)
         self.key_caches = [layer[0].view(dtype) for layer in self._pool.unbind(0)]
         self.value_caches = [layer[1].view(dtype) for layer in self._pool.unbind(0)]
         self._swap = _SwapSpace(self._pool, num_cpu_blocks)

@@ -91,7 +91,8 @@ class Pieces {
   }
 
  private:
-  static constexpr int64_t kPiecesPerThread = 10;
+  // Many: at the end one thread waits for the other's last piece.
+  static constexpr int64_t kPiecesPerThread = 64;
   // Below it a second thread costs more than it saves.
   static constexpr int64_t kParallelFlops = 1 << 19;
 

@@ -56,3 +56,17 @@ def test_the_kernel_is_asked_for_huge_pages() -> None:
         elif first == "VmFlags:" and inside:
             flags = rest.split()
     assert "hg" in flags
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 1024, 1024), (0, 7)])
+def test_a_tensor_of_its_own(shape: tuple[int, ...]) -> None:
+    tensor = huge_pages.empty(shape, torch.bfloat16)
+    assert tuple(tensor.shape) == shape
+    assert tensor.is_contiguous()
+    tensor.fill_(3)
+    assert bool((tensor == 3).all())
+
+
+def test_no_memory_is_an_error_that_says_how_much() -> None:
+    with pytest.raises(MemoryError, match="MiB of host memory"):
+        huge_pages.empty((1 << 62,), torch.int8)
