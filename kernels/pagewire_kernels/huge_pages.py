@@ -1,7 +1,8 @@
 """Memory for weights and caches in pages of 2 MiB, where Linux gives them.
 
-A decode reads every weight and its context's keys and values once. With pages of 4 KiB the processor looks up a page for each 64
-lines, in a virtual machine through two tables, and reads a quarter slower.
+A decode reads every weight and its context's keys and values once. With pages of 4 KiB the
+processor looks up a page for each 64 lines, in a virtual machine through two tables, and reads a
+quarter slower.
 """
 
 from __future__ import annotations
