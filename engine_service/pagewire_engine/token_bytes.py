@@ -74,6 +74,13 @@ class TokenBytes:
         )
 
     @cached_property
+    def string_beginnings(self) -> Bits:
+        """Tokens that begin a string with some of its text, and do not end it."""
+        return self._bits_of(
+            lambda text: len(text) > 1 and text[0] == _QUOTE and text.count(b'"') == 1
+        )
+
+    @cached_property
     def unfinished(self) -> Bits:
         """Tokens after which a string can't end: with a backslash, or part of a character."""
         return self._bits_of(lambda text: _BACKSLASH in text or not _is_utf8(text))

@@ -113,13 +113,16 @@ class UniqueItems:
             matcher: the sequence's, for a look at what would follow; it is not moved.
         """
         budget = [_MOST_FORESEEN]
-        # Tokens that differ in white space only lead to the same place.
-        foreseen: dict[tuple[bytes, bool], bool] = {}
+        # Tokens that differ in white space only lead to the same place, and so do those that end a
+        # free text alike, as far as the items that may follow are not that very text.
+        foreseen: dict[tuple[bytes, bool, bool], bool] = {}
+        is_free = self._reading.in_string and _count(bits) > _MOST_ALLOWED
         for token_id, after in self._dangerous(self._reading, b"", bits):
             stays = after is not None
             token = self._tokens.of[token_id]
             if after is not None and self._repeats(after, token):
-                place = (token.strip(), after.in_string)
+                end = token.find(b'"') if is_free and _BACKSLASH not in token else 0
+                place = (token[max(end, 0) :].strip(), after.in_string, end > 0)
                 if place not in foreseen:
                     foreseen[place] = self._can_go_on(after, token, token_id, matcher, budget)
                 stays = foreseen[place]
@@ -148,9 +151,12 @@ class UniqueItems:
         watched = [each for each in _frames(frame) if each.keys]
         if not watched and not limited:
             return sorted(found)
-        if not reading.in_string or limited:
+        if limited:
             return numbers_of(bits)[:_MOST_ALLOWED]
-        if not at_item:
+        if not reading.in_string:
+            # What begins a string ends no item: it matters where an item begins like that.
+            found.update(numbers_of(bits & ~tokens.string_beginnings)[:_MOST_ALLOWED])
+        elif not at_item:
             found.update(numbers_of(bits & tokens.quotes & tokens.closers))
         elif self._may_repeat(reading, ahead):
             found.update(numbers_of(bits & tokens.quotes))
@@ -237,25 +243,37 @@ class UniqueItems:
             return False
         bits: Bits = np.zeros_like(self._tokens.quotes)
         follower.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if np.unpackbits(bits.view(np.uint8)).sum() > _MOST_ALLOWED:
+        if _count(bits) > _MOST_ALLOWED:
             return True  # a free text is no dead end
-        for dangerous_id, after in self._dangerous(reading, ahead, bits):
-            if after is None:
-                bits[dangerous_id // 32] &= ~np.uint32(1 << dangerous_id % 32)
+        if self._may_begin_any(reading, bits):
+            return True
         ways = self._ways(bits)
+        if len(ways) > _MOST_WAYS:
+            for dangerous_id, after in self._dangerous(reading, ahead, bits):
+                if after is None:
+                    bits[dangerous_id // 32] &= ~np.uint32(1 << dangerous_id % 32)
+            ways = self._ways(bits)
         if len(ways) > _MOST_WAYS:
             return True
         for way in ways:
             token = self._tokens.of[way]
             after = self._read(reading, ahead, token)
-            if after is None:
-                continue
             text = ahead + token
+            if after is None or not self._has_choice(after, text):
+                continue
             if not self._repeats(after, text) or self._can_go_on(
                 after, text, way, follower, budget
             ):
                 return True
         return False
+
+    def _may_begin_any(self, reading: _Reading, bits: Bits) -> bool:
+        """Whether a string comes that may begin in more ways than could all be dead ends."""
+        frame = reading.frame
+        if frame is not None and frame.keys is not None and frame.place.items is not None:
+            return False
+        beginnings = bits & self._tokens.string_beginnings
+        return _count(beginnings) > _MOST_WAYS
 
     def _ways(self, bits: Bits) -> list[int]:
         """The allowed tokens that lead to different places: white space leads nowhere new, and the
@@ -388,6 +406,11 @@ def _plain(text: bytes) -> bytes:
             in_string = char == _QUOTE
         kept.append(char)
     return bytes(kept)
+
+
+def _count(bits: Bits) -> int:
+    """How many bits are set."""
+    return int(np.unpackbits(bits.view(np.uint8)).sum())
 
 
 _SAME = _Frame(None, False, Place((), None), -1)  # type: ignore[arg-type]  # a mark

@@ -8,6 +8,7 @@ from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -196,6 +197,13 @@ class Sampler:
     def _apply_masks(self, adjusted: Tensor, rows: Sequence[SamplingRow], masks: Masks) -> None:
         """Removes what the constraints do not allow."""
         forbidden = forbidden_tokens(masks.bits, adjusted.shape[1], self._device)
+        if self._device.type == "cpu":
+            # Torch would wake its threads for each row, which those of the kernels compete with.
+            rows_of, where = adjusted.numpy(), forbidden.numpy()
+            for index, row in enumerate(rows):
+                if (mask := masks.rows.get(row.sequence_id)) is not None:
+                    np.copyto(rows_of[index], -math.inf, where=where[mask])
+            return
         for index, row in enumerate(rows):
             if (mask := masks.rows.get(row.sequence_id)) is not None:
                 adjusted[index].masked_fill_(forbidden[mask], -math.inf)
