@@ -16,7 +16,7 @@ import pytest
 from pagewire.errors import UnavailableError
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.config import FrontendConfig
-from pagewire_frontend.engine_client import pool
+from pagewire_frontend.engine_client import pool, session
 from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire_frontend.engine_client.control import ControlChannel
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
@@ -26,7 +26,15 @@ from tests.fakes.fake_adapters import write_fake_adapter
 from tests.fakes.fake_engine import FakeEngine, fake_config
 from tests.fakes.fake_engine_client import tokenizer_files
 from tests.fakes.ports import free_port
-from tests.fakes.replicas import Load, connected, prompts, shares, state_of, states
+from tests.fakes.replicas import (
+    Load,
+    connected,
+    prompts,
+    shares,
+    state_of,
+    states,
+    undisturbed,
+)
 
 STEP_TIME_S = 0.005
 
@@ -376,3 +384,44 @@ async def test_health_needs_one_engine_and_metrics_tell_them_apart(stack: ExitSt
             assert (await http.get("/health")).status_code == 200
     finally:
         await server.stop()
+
+
+# -- one that makes no progress ------------------------------------------------------------------
+
+
+async def test_streams_of_a_stuck_engine_go_on_in_another_until_it_is_alive_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its wires answer, and its heartbeats say that a step does not end."""
+    monkeypatch.setattr(session, "STUCK_AFTER_S", 0.5)
+    goes_on = threading.Event()
+    goes_on.set()
+    requests = prompts(12)
+    with (
+        FakeEngine(step_time_s=STEP_TIME_S, on_execute=lambda plan: goes_on.wait(60)) as one,
+        FakeEngine(step_time_s=STEP_TIME_S) as two,
+    ):
+        try:
+            expected = await undisturbed(two, requests)
+            async with connected([one, two]) as client:
+                load = Load(client, requests)
+                await load.in_the_middle()
+                num_there = shares(client, [one])[0]
+                assert num_there > 0
+                goes_on.clear()
+                await wait_until_async(lambda: state_of(client, one) == "stuck", "it is stuck")
+                assert shares(client, [one]) == [0]
+                # It answers all the while, but nobody is sent to it.
+                late = [await client.submit(request(f"late{i}", max_tokens=4)) for i in range(4)]
+                for stream in late:
+                    assert len((await collect(stream)).token_ids[0]) == 4
+                assert await load.tokens() == expected
+                assert client.statuses().moved["death"] == num_there
+                goes_on.set()
+                await wait_until_async(lambda: states(client) == {"ready"}, "it is alive again")
+                more = Load(client, prompts(12))
+                await more.in_the_middle()
+                assert shares(client, [one])[0] > 0
+                assert await more.tokens() == expected
+        finally:
+            goes_on.set()

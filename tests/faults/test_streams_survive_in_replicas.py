@@ -43,6 +43,34 @@ async def test_over_one_of_two_engines_that_was_killed(tiny: TinyModel) -> None:
 
 
 @pytest.mark.slow
+async def test_over_one_of_two_engines_that_stands_still_and_comes_back(tiny: TinyModel) -> None:
+    with (
+        RealEngine(*tiny.flags, step_s=STEP_S) as one,
+        RealEngine(*tiny.flags, step_s=STEP_S) as two,
+        RealFrontend(f"{one.target},{two.target}") as frontend,
+    ):
+
+        def to_both(number: int) -> None:
+            one.signal(number)
+            two.signal(number)
+
+        caught = await catch_in_the_middle(
+            tiny.cases, frontend.http, frontend.grpc, tiny.expected, to_both
+        )
+        two.signal(signal.SIGCONT)
+        answers = await asyncio.wait_for(caught.answers, LIMIT_S)
+        for name, answer in answers.items():
+            answer.assert_equals(tiny.expected[name], name)
+        assert 4 <= sum(answer.resumptions > 0 for answer in answers.values()) < 32
+        back = f"requests go to the engine at {one.target}"
+        known = frontend.output.count(back)
+        one.signal(signal.SIGCONT)
+        await wait_until_async(
+            lambda: frontend.output.count(back) > known, "it gets requests again", timeout_s=60
+        )
+
+
+@pytest.mark.slow
 async def test_over_a_rolling_restart_of_both_engines(tiny: TinyModel) -> None:
     with (
         RealEngine(*tiny.flags, step_s=STEP_S) as one,

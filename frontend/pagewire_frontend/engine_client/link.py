@@ -310,6 +310,8 @@ class EngineLink:
             self._on_heartbeat,
         )
         await session.connect(attached)
+        if self.session is not None and self.session.epoch == session.epoch:
+            session.presume_stuck(self.session.stuck)
         replaced, self.session, self._abandoned = self.session, session, None
         self.vacancy = Vacancy()
         self.model_info, self.identity = info, ReplicaIdentity.of(info)
@@ -321,7 +323,7 @@ class EngineLink:
         self._connected, self.away, self.died, self.fault = True, False, False, None
         self._cancel_away_timer()
         self.draining = attached.draining
-        self._was_stuck = False
+        self._was_stuck = self.session is not None and self.session.stuck
         self.lost_at = float("inf")
         self._events.on_connected(self, replaced)
         if self.duplicate:

@@ -129,6 +129,10 @@ class WireSession:
         """The engine has said elsewhere that this connection or session is not known to it."""
         self._lose(Loss(reason))
 
+    def presume_stuck(self, stuck: bool) -> None:
+        """As an earlier session of the same life was told; until a heartbeat says otherwise."""
+        self._stuck = stuck
+
     def next_number(self) -> int:
         """A stream number, never reused."""
         return next(self._numbers)
