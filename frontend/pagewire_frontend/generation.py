@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import secrets
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -182,6 +183,18 @@ class Generation:
     def check_model(self, name: str) -> str:
         """The name of a model that is served; NotFoundError for one that is not."""
         return self.for_model(name).model_name
+
+    async def rendered_chat(
+        self, messages: list[dict[str, Any]], *, is_long: bool, **arguments: Any
+    ) -> RenderedChat:
+        """`render_chat`, in a thread where it may take long: for much text, and for a template that
+        the request brings, which does what it likes until its budget is spent."""
+        render = functools.partial(self.render_chat, messages, **arguments)
+        template = arguments.get("chat_template")
+        own = {} if self._chat_template is None else self._chat_template.templates
+        if is_long or (template is not None and template not in own):
+            return await asyncio.to_thread(render)
+        return render()
 
     def render_chat(
         self,

@@ -92,8 +92,11 @@ def log_in(page: Page, user: str, password: str) -> None:
 
 def choose(page: Page, label: str, option: str) -> None:
     """Picks an option of a dropdown."""
-    page.get_by_label(label, exact=True).click()
-    page.get_by_role("option", name=option, exact=True).click()
+    box = page.get_by_label(label, exact=True)
+    box.click()
+    # Of its own list: another's may be fading away.
+    options = page.locator(f'[id="{box.get_attribute("aria-controls")}"]')
+    options.get_by_role("option", name=option, exact=True).click()
 
 
 def new_chat(page: Page) -> None:

@@ -89,7 +89,7 @@ def test_what_can_not_be_loaded_is_said(tab: Page) -> None:
     tab.get_by_label("Folder", exact=True).fill("missing")
     tab.get_by_label("Folder", exact=True).press("Enter")
     tab.locator("#load").click()
-    expect(tab.get_by_role("alert")).to_contain_text("no folder 'missing' under --lora-dir")
+    expect(tab.get_by_role("alert")).to_contain_text("No folder 'missing' under --lora-dir")
     tab.get_by_label("Name", exact=True).fill(" ")
     tab.locator("#load").click()
     expect(tab.get_by_role("alert")).to_contain_text("a name and a folder")

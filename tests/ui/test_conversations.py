@@ -319,5 +319,6 @@ def test_conversations_are_exported_imported_and_bad_files_refused(
     expect(answer(chat)).to_contain_text("<b>y</b>")
     assert chat.title() == "pagewire chat"
     chat.once("dialog", lambda dialog: dialog.accept())
-    listed.filter(has_text="<img").get_by_role("button", name="Delete").click(force=True)
+    listed.filter(has_text="<img").hover()
+    listed.filter(has_text="<img").get_by_role("button", name="Delete").click()
     expect(listed).to_have_count(before + 1)

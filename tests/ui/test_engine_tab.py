@@ -59,7 +59,7 @@ def test_the_tab_draws_queues_blocks_and_step_and_follows_the_engine(
     # Rates and times over the last minutes, out of counters.
     expect(page.locator('[data-chart="generated"] b')).to_contain_text(re.compile(r"[1-9].* tok/s"))
     expect(page.locator('[data-chart="time to first token"] b')).to_have_text("0.25 s")
-    expect(page.locator('[data-chart="requests"] b')).to_contain_text("waiting 3")
+    expect(page.locator('[data-chart="requests"] .now')).to_contain_text("waiting 3")
     take_pictures(page, "engine")
     engine.num_waiting = 9
     expect(page.locator('#engine [data-figure="waiting"] b')).to_have_text("9")

@@ -62,6 +62,11 @@ class AdaptersClient:
                 request, metadata=self._link.metadata
             )
         except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.ALREADY_EXISTS:
+                raise AdapterError(
+                    f"{request.name} is loaded already: “Update in place” replaces it, another "
+                    "name loads it beside the one that is there."
+                ) from None
             raise AdapterError(self._link.explain(error)) from None
         return answer.adapter
 

@@ -44,7 +44,7 @@ class AdaptersTab:
             note = gr.HTML("", elem_id="adapters-note")
             with gr.Row(elem_id="adapters-forms"):
                 with gr.Column(min_width=280):
-                    gr.HTML("<h3>Load or update</h3>")
+                    gr.HTML("<h2>Load or update</h2>")
                     name = gr.Textbox(label="Name", value="", elem_id="adapter-name")
                     path = gr.Dropdown(
                         [],
@@ -64,7 +64,7 @@ class AdaptersTab:
                         load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
                         update = gr.Button("Update in place", size="sm", elem_id="update")
                 with gr.Column(min_width=280):
-                    gr.HTML("<h3>Unload</h3>")
+                    gr.HTML("<h2>Unload</h2>")
                     loaded = gr.Dropdown([], value=None, label="Adapter", elem_id="unload-name")
                     mode = gr.Radio([_WAIT, _ABORT], value=_WAIT, label="First", elem_id="mode")
                     patience = gr.Slider(

@@ -39,8 +39,8 @@ def draw(listing: Listing, models: Sequence[inference_pb2.Model]) -> str:
     rows = "".join(map(_row, listing.adapters))
     return (
         '<div class="pw-scroll" tabindex="0" role="region" aria-label="Loaded adapters">'
-        f'<table class="pw-adapters"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-        f"</div>{_limits(listing)}"
+        f'<table class="pw-grid pw-adapters"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>{_limits(listing)}"
     )
 
 
@@ -119,4 +119,4 @@ def _lineages(models: Sequence[inference_pb2.Model]) -> str:
         for model in models
         if model.parent
     )
-    return f"<h3>Adapters to choose from</h3><ul>{items}</ul>" if items else ""
+    return f"<h2>Adapters to choose from</h2><ul>{items}</ul>" if items else ""

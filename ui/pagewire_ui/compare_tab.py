@@ -50,7 +50,7 @@ class CompareTab:
                 placeholder="Both get this question, with the settings of the sidebar.",
                 elem_id="compare-question",
             )
-            with gr.Row():
+            with gr.Row(elem_classes="pw-buttons"):
                 ask = gr.Button("Ask both", variant="primary", size="sm", elem_id="compare-ask")
                 stop = gr.Button("Stop", size="sm", elem_id="compare-stop")
             answers = scripted("compare", elem_id="compare-answers")

@@ -36,17 +36,25 @@ def _chart(title: str, unit: str, lines: Mapping[str, Series], span_s: float) ->
     values = [point[1] for series in lines.values() for point in series if point is not None]
     top = _round_up(max(values, default=0.0))
     drawn = "".join(_drawn(name, series, span_s, top) for name, series in lines.items())
-    last = ", ".join(
-        (f"{name} " if len(lines) > 1 else "") + _number(point[1])
+    last = {
+        name: _number(point[1])
         for name, series in lines.items()
         if (point := _last(series)) is not None
-    )
-    now = f"{last or '–'} {unit}".strip()
+    }
+    if len(lines) > 1:
+        now = ", ".join(f"{name} {value}" for name, value in last.items())
+        shown = "".join(
+            f'<span class="key {name}">{name} <b>{value}</b></span>' for name, value in last.items()
+        )
+    else:
+        now = f"{next(iter(last.values()), '–')} {unit}".strip()
+        shown = f"<b>{now}</b>"
     over = f"the last {span_s:.0f} seconds, up to {_number(top)} {unit}"
     label = html.escape(f"{title}: {now}; {over}")
     axes = f'<path class="axis" d="M0 .5H{_WIDTH}M0 {_HEIGHT - 0.5}H{_WIDTH}"/>'
     return (
-        f'<figure data-chart="{title}"><figcaption>{title} <b>{now}</b></figcaption>'
+        f'<figure data-chart="{title}"><figcaption>{title} '
+        f'<span class="now">{shown}</span></figcaption>'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}" '
         f'preserveAspectRatio="none">{axes}{drawn}</svg><span class="top">{_number(top)}</span>'
         f'<span class="from">{span_s:.0f} s ago</span></figure>'

@@ -38,10 +38,10 @@ def draw(sight: EngineSight) -> str:
     window = stats.window
     parts = [_tiles(stats), engine_charts.draw(sight.moments), _step(window)]
     if window.blocks:
-        parts += ["<h3>KV blocks</h3>", block_map(window.blocks, window.requests), _legend(window)]
+        parts += ["<h2>KV blocks</h2>", block_map(window.blocks, window.requests), _legend(window)]
     if window.cpu_blocks:
         swapped = f'<div class="host">{block_map(window.cpu_blocks, ())}</div>'
-        parts += ["<h3>KV blocks in host memory</h3>", swapped, _host_legend(window)]
+        parts += ["<h2>KV blocks in host memory</h2>", swapped, _host_legend(window)]
     parts += [_requests(window.requests), _highlights(window.requests)]
     return "".join(parts)
 
@@ -117,11 +117,11 @@ def _legend(window: engine_pb2.EngineWindow) -> str:
     counts = Counter(window.blocks)
     items = (
         f'<svg style="display:inline;width:.7rem;height:.7rem" viewBox="0 0 9 9"><path '
-        f'class="{_NAMES[state]}" d="M0 0h9v9h-9z"/></svg> {counts[state]} {_NAMES[state]} '
+        f'class="{_NAMES[state]}" d="M0 0h9v9h-9z"/></svg> {counts[state]} {_NAMES[state]}'
         for state in (_FREE, _HELD, _SHARED, _CACHED)
     )
     note = "; what one request holds alone has a colour of its own"
-    return f'<div class="legend">{"&nbsp; ".join(items)}{note}</div>'
+    return f'<div class="legend">{"&nbsp;&nbsp; ".join(items)}{note}</div>'
 
 
 def _host_legend(window: engine_pb2.EngineWindow) -> str:
@@ -144,7 +144,7 @@ def _step(window: engine_pb2.EngineWindow) -> str:
     text += "; an edge marks decodes" if decodes else ""
     parts = [(name, length, "decode") for name, length in decodes]
     parts += [(name, length, "prefill") for name, length in chunks]
-    return f'<h3>Last step</h3>{_bar(parts)}<p class="step">{html.escape(text)}</p>'
+    return f'<h2>Last step</h2>{_bar(parts)}<p class="step">{html.escape(text)}</p>'
 
 
 def _bar(parts: Sequence[tuple[str, int, str]]) -> str:
@@ -176,8 +176,8 @@ def _requests(views: Sequence[engine_pb2.EngineRequestView]) -> str:
         for name in ("request", "state", "prompt", "output", "computed", "blocks", "block table")
     )
     return (
-        '<h3>Requests</h3><div class="pw-scroll" tabindex="0" role="region" aria-label="Requests">'
-        f"<table><tr>{head}</tr>{''.join(rows)}</table></div>"
+        '<h2>Requests</h2><div class="pw-scroll" tabindex="0" role="region" aria-label="Requests">'
+        f'<table class="pw-grid"><tr>{head}</tr>{"".join(rows)}</table></div>'
     )
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import grpc
 import grpc.aio
 
 from pagewire.v1 import inference_pb2_grpc, operations_pb2_grpc
 from pagewire_ui.frontend_access import FrontendAccess
+
+# A field of the API, and what is wrong with it.
+_FIELD = re.compile(r"([a-z_][\w.\[\]]*): (.*)", re.DOTALL)
+_PREDICATE = re.compile(r"(has|have|must|is|are|can't|may|needs?|takes?|names?|does|do)\b")
+_UNKNOWN_METHOD = re.compile(
+    r"$|method not (found|implemented)|unknown (method|service)", re.IGNORECASE
+)
+_SUBJECTS = {"messages": "The conversation", "path": "The folder"}
 
 
 class FrontendLink:
@@ -57,15 +67,30 @@ def explain(code: grpc.StatusCode, details: str, target: str) -> str:
             return "The server is busy with other requests. Try again in a moment."
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return "The server took too long to answer. Try again, or ask for a shorter answer."
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return f"The server does not accept this request: {details}"
-        case grpc.StatusCode.FAILED_PRECONDITION:
-            return f"The server is not set up for this: {details}"
+        case (
+            grpc.StatusCode.INVALID_ARGUMENT
+            | grpc.StatusCode.FAILED_PRECONDITION
+            | grpc.StatusCode.NOT_FOUND
+            | grpc.StatusCode.ALREADY_EXISTS
+        ):
+            return in_words(details)
+        # Of what a server does not do it says so itself; of what it does not know, its library.
+        case grpc.StatusCode.UNIMPLEMENTED if not _UNKNOWN_METHOD.match(details):
+            return in_words(details)
         case grpc.StatusCode.UNIMPLEMENTED:
             return "This server is of an older version, which can't do that."
         case grpc.StatusCode.UNAUTHENTICATED:
             return f"The server does not let this page in: {details}"
-        case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.ALREADY_EXISTS:
-            return f"{details[:1].upper()}{details[1:]}."
         case _:
             return f"Something went wrong on the server ({code.name}): {details}"
+
+
+def in_words(details: str) -> str:
+    """What a server says is wrong, as a sentence that names no field of an API."""
+    text = details.strip()
+    if named := _FIELD.fullmatch(text):
+        field, text = named.groups()
+        if _PREDICATE.match(text):
+            name = re.split(r"[.\[]", field)[-1] if "[" not in field else field.split("[")[0]
+            text = f"{_SUBJECTS.get(name, name.replace('_', ' '))} {text}"
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

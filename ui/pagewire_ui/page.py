@@ -34,6 +34,20 @@ _THEME = gr.themes.Default(
     block_background_fill="transparent",
     block_background_fill_dark="transparent",
     body_background_fill="#ffffff",
+    # Gradio's are too pale to be read by everybody (WCAG asks for 4.5 to 1).
+    body_text_color_subdued="*neutral_500",
+    body_text_color_subdued_dark="*neutral_400",
+    input_placeholder_color="*neutral_500",
+    input_placeholder_color_dark="*neutral_400",
+    block_info_text_color="*neutral_500",
+    block_label_text_color="*neutral_600",
+    block_title_text_color="*neutral_600",
+    # As the page's own buttons.
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+    button_small_text_size="*text_md",
+    button_cancel_background_fill="#dc2626",
+    button_cancel_background_fill_hover="#b91c1c",
 )
 # On a phone the controls would cover the conversation.
 _CLOSE_CONTROLS_ON_A_PHONE = """() => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import html
+import re
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ MAX_SAVED = 100
 MAX_CHARACTERS = 500_000
 _MAX_DIFF_LINES = 4000
 _CONTEXT_CHARACTERS = 60
+_LINE_END = re.compile(r"\r\n|\r|\n")
 OWN, SHIPPED, SAVED = "Model: ", "Built-in: ", "Saved: "
 
 
@@ -44,6 +46,20 @@ def named(own: dict[str, str], saved: dict[str, str]) -> dict[str, str]:
     )
 
 
+def title(chosen: str | None, source: str, templates: dict[str, str]) -> str:
+    """What people call the text in the editor.
+
+    Args:
+        chosen: the name in the list that it began as.
+        source: the text as it is now.
+        templates: all by the name that the list shows.
+    """
+    if chosen not in templates:
+        return "edited"
+    name = chosen.partition(": ")[2]
+    return name if templates[chosen] == source else f"{name} (edited)"
+
+
 def with_saved(saved: dict[str, str], name: str, source: str) -> dict[str, str]:
     """The saved templates with one more, or another text for one.
 
@@ -66,7 +82,8 @@ def with_saved(saved: dict[str, str], name: str, source: str) -> dict[str, str]:
 
 def excerpt(source: str, line: int, column: int) -> str:
     """The line at fault as HTML, with a mark beneath the column where that is known."""
-    lines = source.splitlines() or [""]
+    # Jinja's own line ends, and no others that Unicode knows.
+    lines = _LINE_END.split(source)
     text = lines[min(line, len(lines)) - 1]
     start = max(0, column - _CONTEXT_CHARACTERS) if column else 0
     shown = text[start : start + 2 * _CONTEXT_CHARACTERS].replace("\t", " ")

@@ -57,6 +57,8 @@ class TemplatesTab:
         with gr.Tab(LABEL, id="templates-tab") as tab, gr.Row(elem_classes="pw-tab"):
             # What a request says to use this template: a name of the model's, or the text.
             argument = gr.Textbox(visible=False)
+            # What people call it.
+            title = gr.Textbox(visible=False)
             turns = gr.JSON(visible=False)
             with gr.Column(min_width=320):
                 chosen = gr.Dropdown([], label="Template", elem_id="template-choice")
@@ -110,12 +112,12 @@ class TemplatesTab:
         chosen.input(
             self._chosen, [chosen, panel.model, saved], [editor, name], queue=False, **private
         )
-        inputs = [editor, panel.model, sample, panel.components[1], turns]
-        drawn = [preview, count, fault, difference, argument]
+        inputs = [editor, panel.model, sample, panel.components[1], turns, chosen, saved]
+        drawn = [preview, count, fault, difference, argument, title]
         with_turns = imported(
             "chat",
-            "[source, model, sample, system, script.currentTurns()]",
-            "source, model, sample, system",
+            "[source, model, sample, system, script.currentTurns(), chosen, saved]",
+            "source, model, sample, system, turns, chosen, saved",
         )
         live: dict[str, Any] = {"js": with_turns, "trigger_mode": "always_last", "queue": False}
         gr.on([editor.change, sample.input], self._preview, inputs, drawn, **live, **private)
@@ -148,9 +150,9 @@ class TemplatesTab:
         )
         use.click(
             _go_to_chat,
-            [chosen, argument],
+            [title, argument],
             [tabs],
-            js=imported("templates", "script.useForChat(chosen, argument)", "chosen, argument"),
+            js=imported("templates", "script.useForChat(title, argument)", "title, argument"),
             queue=False,
             **private,
         )
@@ -184,28 +186,37 @@ class TemplatesTab:
         return source, (chosen or "").removeprefix(library.SAVED) if is_saved else ""
 
     async def _preview(
-        self, source: str | None, model: str, sample: str, system_prompt: str | None, turns: Any
-    ) -> tuple[Any, str, str, Any, str]:
+        self,
+        source: str | None,
+        model: str,
+        sample: str,
+        system_prompt: str | None,
+        turns: Any,
+        chosen: str | None,
+        saved: Any,
+    ) -> tuple[Any, str, str, Any, str, str]:
         own = await self._own(model)
         if isinstance(own, Fault):
-            return None, "", problem(own.text), gr.skip(), ""
+            return None, "", problem(own.text), gr.skip(), "", ""
         source = source or ""
         names = [name for name, text in own.sources.items() if text == source]
         argument = names[0] if names else source
         default = own.sources.get("default", "")
         difference = library.difference(default, source)
         if not source.strip():
-            return None, "", problem("The template is empty."), difference, ""
+            return None, "", problem("The template is empty."), difference, "", ""
+        title = library.title(chosen, source, library.named(own.sources, library.checked(saved)))
         tokens = await self._client.prompt(
             model or "", _turns(sample, system_prompt, turns), argument
         )
         if isinstance(tokens, Fault):
-            return None, "", _fault(tokens, source), difference, argument
-        return drawing(tokens, "The prompt's tokens"), _count(tokens), "", difference, argument
+            return None, "", _fault(tokens, source), difference, argument, title
+        drawn = drawing(tokens, "The prompt's tokens")
+        return drawn, _count(tokens), "", difference, argument, title
 
     async def _preview_again(self, *inputs: Any) -> Any:
         if not inputs[0]:
-            return (gr.skip(),) * 5
+            return (gr.skip(),) * 6
         return await self._preview(*inputs)
 
     async def _save(
@@ -249,7 +260,7 @@ def _turns(sample: str, system_prompt: str | None, turns: Any) -> list[tuple[str
     return [*head, *(chat or [("user", "…")])]
 
 
-def _go_to_chat(chosen: str, argument: str) -> Any:
+def _go_to_chat(title: str, argument: str) -> Any:
     return gr.Tabs(selected="chat") if argument else gr.skip()
 
 

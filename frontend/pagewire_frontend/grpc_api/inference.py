@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -276,17 +275,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         generation: Generation,
         request: inference_pb2.ChatRequest | inference_pb2.RenderChatRequest,
     ) -> RenderedChat:
-        def render() -> RenderedChat:
-            return generation.render_chat(
+        with renaming(_CHAT_FIELDS), phase("render_chat"):
+            return await generation.rendered_chat(
                 requests.chat_messages(request.messages),
+                is_long=request.ByteSize() > LONG_TEXT,
                 tools=requests.tool_definitions(request.tools),
                 **requests.template_arguments(request.template_params),
             )
-
-        with renaming(_CHAT_FIELDS), phase("render_chat"):
-            if request.ByteSize() > LONG_TEXT:
-                return await asyncio.to_thread(render)
-            return render()
 
     def _tenant(self, context: Context) -> str:
         return self._serving.access.tenant(authorization_of(context.invocation_metadata()))

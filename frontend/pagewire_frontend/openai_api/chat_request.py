@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -41,10 +40,8 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
         "continue_final_message": bool(body.continue_final_message),
     }
     with phase("render_chat"):
-        if len(await request.body()) > _LONG_BODY:
-            rendered = await asyncio.to_thread(generation.render_chat, body.messages, **arguments)
-        else:
-            rendered = generation.render_chat(body.messages, **arguments)
+        is_long = len(await request.body()) > _LONG_BODY
+        rendered = await generation.rendered_chat(body.messages, is_long=is_long, **arguments)
     return GenerationRequest(
         request_id=request.state.request_id,
         model=generation.model_name,

@@ -67,7 +67,7 @@ def test_blocks_in_host_memory_have_a_map_of_their_own() -> None:
         id="7", state=engine_pb2.EngineRequestView.STATE_SWAPPED, cpu_blocks=[1, 2, 3]
     )
     text = draw(EngineSight(stats))
-    device, _, host = text.partition("<h3>KV blocks in host memory</h3>")
+    device, _, host = text.partition("<h2>KV blocks in host memory</h2>")
     assert cells(device) == {"free": 4}
     assert cells(host) == {"free": 3, "held": 2, "shared": 1}
     assert "<td>7</td><td>swapped</td><td>0</td><td>0</td><td>0</td><td>3</td>" in host

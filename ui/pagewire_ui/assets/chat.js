@@ -237,7 +237,9 @@ class ChatRoom {
     if (!shown) return;
     this.draw();
     const nothing = value.reason === "cancelled" ? "Stopped by you before the first word." : "The model answered with nothing.";
-    this.say(value.error || (value.text || value.reasoning ? message.figures : nothing), Boolean(value.error));
+    const answered = value.text || value.reasoning;
+    // Beneath what came of it, an answer tells its error itself.
+    this.say((!answered && value.error) || (answered ? message.figures : nothing), Boolean(value.error && !answered));
   }
 
   // Nothing came: the question goes back into the box, ready to be sent again; a retried answer comes back.

@@ -5,7 +5,7 @@ import { AnswerView, figuresOf } from "./message_view.js";
 
 class Side {
   constructor(name) {
-    this.heading = el("h3", {});
+    this.heading = el("h2", {});
     this.holder = el("div", { class: "pw-holder" });
     this.node = el("section", { class: "pw-side", "aria-label": name }, this.heading, this.holder);
     this.over = true;

@@ -49,7 +49,7 @@ export class AnswerView {
     this.reasoningMarkdown = new MarkdownView(this.reasoningBody);
     this.summary = el("summary", {}, "Reasoning");
     this.reasoning = el("details", { class: "pw-reasoning", hidden: true }, this.summary, this.reasoningBody);
-    this.error = el("div", { class: "problem", hidden: true });
+    this.error = el("div", { class: "problem", role: "alert", hidden: true });
     this.figures = el("div", { class: "pw-figures" });
     this.tokens = el("div", { class: "pw-answer-tokens", hidden: true });
     const copy = iconButton("copy", "Copy answer", () => copyFrom(copy, message.text));

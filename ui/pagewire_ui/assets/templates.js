@@ -23,11 +23,10 @@ export function exportFile(source, name) {
 }
 
 /** Makes the chat's prompts by the template; for the model's own one there is nothing to say. */
-export function useForChat(chosen, argument) {
-  const name = (chosen ?? "").replace(/^(Model|Built-in|Saved): /, "") || "edited";
+export function useForChat(title, argument) {
   if (argument === "default") useTemplate(null);
-  else if (argument) useTemplate({ name, source: argument });
-  return [chosen, argument];
+  else if (argument) useTemplate({ name: title || "edited", source: argument });
+  return [title, argument];
 }
 
 // A gr.HTML component takes HTML: the text is escaped by the browser itself.

@@ -94,7 +94,7 @@ function row(token, chosen) {
     { class: chosen ? "chosen" : null },
     el("td", {}, el("code", {}, shownAs(token)), chosen ? el("span", { class: "pw-sr" }, "chosen") : null),
     el("td", {}, String(token.id)),
-    el("td", {}, bar, `${(share * 100).toFixed(share < 0.01 ? 2 : 1)} %`),
+    el("td", {}, `${(share * 100).toFixed(share < 0.01 ? 2 : 1)} %`, bar),
   );
 }
 
