@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fakes import minilm, ports
+from tests.fakes.bad_inputs import tried
 
 # Before torch or tokenizers start: one thread each, so that tests and servers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,6 +31,12 @@ settings.register_profile("pagewire", deadline=None, suppress_health_check=[Heal
 # The same examples each time: what fails in CI fails again at home.
 settings.register_profile("ci", settings.get_profile("pagewire"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pagewire"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if tried:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(tried.items()))
+        terminalreporter.write_line(f"bad inputs tried: {tried.total()} ({kinds})")
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from pagewire.v1 import inference_pb2, operations_pb2
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from pagewire_frontend.server import FrontendServer
 from tests.e2e.test_frontend_process import fake_engine
+from tests.fakes.bad_inputs import tried
 from tests.fakes.fake_adapters import write_fake_adapter
 from tests.fakes.fake_engine import FakeEngine, fake_config
 from tests.fakes.fake_engine_client import FakeEngineClient
@@ -122,6 +123,7 @@ async def ask(
     codes = set()
     async with grpc.aio.insecure_channel(target) as channel:
         for one in data:
+            tried["gRPC messages"] += 1
             try:
                 if method.server_streaming:
                     call = channel.unary_stream(path)(one, timeout=60)

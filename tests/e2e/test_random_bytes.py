@@ -16,6 +16,7 @@ import psutil
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from tests.e2e.serve_process import Served
+from tests.fakes.bad_inputs import tried
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CONNECTIONS = 40
@@ -133,6 +134,7 @@ def test_nothing_dies_of_what_is_no_request(served: Served, tmp_path: Path) -> N
         for _ in range(CONNECTIONS):
             with connect(address) as connection:
                 connection.sendall(next(messages))
+                tried["connections of strangers"] += 1
                 if chance.random() < 0.5:
                     connection.shutdown(socket.SHUT_WR)
                 connection.settimeout(0.01)

@@ -16,6 +16,7 @@ import zmq
 
 from pagewire.delta_frames import DamagedFrameError, seal, unseal
 from pagewire.v1.token_deltas_pb2 import EngineFrame, FrontendFrame
+from tests.fakes.bad_inputs import tried
 
 DROP, REPEAT, DELAY, FLIP, CUT, GARBAGE, MISROUTE, AGE, PROMISE = (
     "drop", "repeat", "delay", "flip", "cut", "garbage", "misroute", "age", "promise",
@@ -109,6 +110,7 @@ class BadFrames:
         except DamagedFrameError as error:  # what came is whole
             raise AssertionError(error) from error
         self.done[where, what] += 1
+        tried["frames of the delta wire"] += 1
         if what == DELAY:
             self._delayed.append((time.monotonic() + dice.uniform(0, 0.05), lambda: send(data)))
         else:
@@ -220,6 +222,7 @@ class BadBytes:
             return True
         what = dice.choice(("flip", "sever", "pieces", "stall", "pieces", "stall"))
         self.done[what] += 1
+        tried["harms to its bytes"] += 1
         if what == "flip":
             flipped = bytearray(data)
             flipped[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
