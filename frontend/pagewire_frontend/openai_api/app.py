@@ -64,7 +64,8 @@ def create_app(serving: Serving) -> ASGIApp:
         app.add_api_route(
             path,
             _answering_errors(endpoint),
-            methods=[method],
+            # Load balancers ask for heads; the server leaves the body out.
+            methods=["GET", "HEAD"] if method == "GET" else [method],
             response_class=Response,
             name=endpoint.__name__,
         )

@@ -54,6 +54,11 @@ async def read_body(request: Request, body_class: type[BodyT]) -> BodyT:
     # Not a formality: browsers let any page post text/plain here, but not application/json.
     if media_type != "application/json":
         raise InvalidArgumentError("", "send the header `Content-Type: application/json`")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidArgumentError(
+            "", f"the body's Content-Encoding is {encoding!r:.40}; send it as it is, without one"
+        )
     try:
         content = await request.body()
     except ClientDisconnect:

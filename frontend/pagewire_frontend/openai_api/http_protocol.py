@@ -113,6 +113,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_message_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP: told in OpenAI's shape, unless an answer is under way, which this
+        would seem to be a part of."""
+        self._stop_timer()
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            free = True
+        else:
+            free = not self._reading_head and not cycle.response_started
+        if free:
+            self._write_error(400, msg)
+        self.transport.close()
+
     # -- time ------------------------------------------------------------------------------------
 
     def _expect_request(self) -> None:
@@ -167,11 +180,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         idle = cycle is None or cycle.response_complete or self._reading_head
         if idle or not cycle.response_started:
-            body = error_body(status, message)
-            self.transport.write(
-                f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
-                "content-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
-                + body
-            )
+            self._write_error(status, message)
         self.transport.close()
+
+    def _write_error(self, status: int, message: str) -> None:
+        body = error_body(status, message)
+        self.transport.write(
+            f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
+            "content-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            + body
+        )
