@@ -56,8 +56,10 @@ def write_model(folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def evaluate(lm_eval: str, model: str, arguments: dict[str, Any], out: Path) -> Evaluation:
-    """Runs lm-eval on all tasks."""
+def evaluate(
+    lm_eval: str, model: str, arguments: dict[str, Any], out: Path, limit: int | None
+) -> Evaluation:
+    """Runs lm-eval on all tasks, or on the first items of each."""
     started = time.monotonic()
     subprocess.run(
         [
@@ -71,6 +73,7 @@ def evaluate(lm_eval: str, model: str, arguments: dict[str, Any], out: Path) -> 
             "--batch_size=8",
             "--device=cpu",
             "--seed=1",
+            *(() if limit is None else (f"--limit={limit}",)),
         ],
         cwd=ROOT,
         # Threads that wait for one another by spinning take minutes beside other programs.
@@ -104,6 +107,7 @@ def largest_difference(ours: list[Any], theirs: list[Any]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lm-eval", default="lm_eval", help="its command")
+    parser.add_argument("--limit", type=int, help="of each task's items, the first so many")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -119,12 +123,15 @@ def main() -> int:
                 "tokenized_requests": False,
                 "num_concurrent": 8,
             }
-            ours = evaluate(options.lm_eval, "local-completions", arguments, folder / "ours")
+            ours = evaluate(
+                options.lm_eval, "local-completions", arguments, folder / "ours", options.limit
+            )
         theirs = evaluate(
             options.lm_eval,
             "hf",
             {"pretrained": folder / "model", "dtype": "float32"},
             folder / "theirs",
+            options.limit,
         )
     choices, sums = TASKS
     difference = largest_difference(ours.answers[choices], theirs.answers[choices])
