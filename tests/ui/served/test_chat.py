@@ -156,7 +156,7 @@ def test_sampling_has_presets_ranges_and_a_seed(page: Page) -> None:
     for name, least, most, value in (("temperature", "0", "2", "1.1"), ("top-p", "0.05", "1", "1")):
         slider = page.locator(f"#{name} input[type=range]")
         assert (slider.get_attribute("min"), slider.get_attribute("max")) == (least, most)
-        assert slider.input_value() == value
+        expect(slider).to_have_value(value)
     answers = []
     for seed in ("7", "7", "8"):
         page.locator("#seed textarea").fill(seed)
