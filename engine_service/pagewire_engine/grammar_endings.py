@@ -24,6 +24,7 @@ _MOST_TOKENS = 1024
 # Calls of llguidance, some microseconds each, that one search may make.
 _MOST_TRIES = 16_384
 _MOST_NAMES = 256
+_MOST_NAME_TOKENS = 128
 # Outside of strings, in this order; what a number or another grammar may need comes last.
 _ENDS = ("}", "]", ":", ",")
 _VALUES = ("null", '"', "0", "1", "false", "true", "[", "{", "-")
@@ -59,7 +60,8 @@ class GrammarEndings:
         self._tokens = tokens
         self.is_json = is_json
         names = _required_names(grammar) if is_json else []
-        self._names = [_ids(vocabulary, json.dumps(n, ensure_ascii=False) + ":") for n in names]
+        written = (_ids(vocabulary, json.dumps(n, ensure_ascii=False) + ":") for n in names)
+        self._names = [ids for ids in written if len(ids) <= _MOST_NAME_TOKENS]
         self._reasoning_end: list[int] = []
         if marks is not None and marks.end_token is not None:
             self._reasoning_end = [marks.end_token]
@@ -79,6 +81,7 @@ class GrammarEndings:
         most: int = _MOST_TOKENS,
         *,
         in_reasoning: bool = False,
+        tries: list[int] | None = None,
     ) -> list[int] | None:
         """Tokens that end the output, the end-of-sequence id last; None where none were found.
 
@@ -87,20 +90,29 @@ class GrammarEndings:
             position: in JSON, after the same.
             most: tokens, at most 1024.
             in_reasoning: the output ends within reasoning, whose end comes first.
+            tries: how many calls of llguidance may yet be made, which are taken off; None: any.
         """
+        if tries is not None and tries[0] <= 0:
+            return None
         if in_reasoning:
             follower = matcher.deep_copy()
             if not follower.consume_tokens(self._reasoning_end):
                 return None
-            answer = self.shortest(follower, position, most - len(self._reasoning_end))
+            most -= len(self._reasoning_end)
+            answer = self.shortest(follower, position, most, tries=tries)
             return None if answer is None else self._reasoning_end + answer
         most = min(most, _MOST_TOKENS)
         if self.is_json:
-            return self._found(_Search(matcher, position, self._tokens), most)
+            search = _Search(matcher, position, self._tokens)
+            path = self._found(search, most)
+            _take(tries, search.num_tries)
+            return path
         # Closing first is short where it leads to an end.
         for closers in (self._closers, []):
             search = _Search(matcher, position, self._tokens, closers)
-            if (path := self._found(search, most)) is not None:
+            path = self._found(search, most)
+            _take(tries, search.num_tries)
+            if path is not None:
                 return path
         return None
 
@@ -110,7 +122,7 @@ class GrammarEndings:
             if search.matcher.is_accepting():
                 return [*path, self._eos]
             step = search.matcher.compute_ff_tokens() or self._next(search)
-            if not step or not search.go(step):
+            if not step or len(path) + len(step) > most or not search.go(step):
                 return None
             path += step
         return None
@@ -209,6 +221,11 @@ class _Search:
     def _is_allowed(self, token_ids: list[int]) -> bool:
         self.num_tries += 1
         return self.matcher.validate_tokens(token_ids) == len(token_ids)
+
+
+def _take(tries: list[int] | None, count: int) -> None:
+    if tries is not None:
+        tries[0] -= count
 
 
 def _set_bits(mask: bytes) -> Iterator[int]:

@@ -35,6 +35,8 @@ _MOST_SOFT, _SOFT_SHARE = 64, 8
 _MOST_HARD, _HARD_SHARE = 16, 32
 _STRING_MARGIN = 3
 _MOST_WAYS = 16
+# Calls of llguidance for one sequence, of some microseconds each: who needs more is cut.
+_MOST_TRIES = 1 << 18
 # How long it takes to look again where no way was found that fits.
 _PAUSE = 32
 
@@ -69,6 +71,7 @@ class WindDown:
         "_position",
         "_soft",
         "_tokens",
+        "_tries",
         "_way",
     )
 
@@ -77,6 +80,7 @@ class WindDown:
         self._tokens = tokens
         self._position = JsonPosition()
         self._way = None if ending.first is None else list(ending.first)
+        self._tries = [_MOST_TRIES]
         self._num_left = max_tokens
         self._hard = min(_MOST_HARD, max_tokens // _HARD_SHARE)
         self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
@@ -108,7 +112,11 @@ class WindDown:
             return
         if way is None or not _is_way(matcher, way):
             self._way = self._endings.shortest(
-                matcher, self._position, self._num_left, in_reasoning=in_reasoning
+                matcher,
+                self._position,
+                self._num_left,
+                in_reasoning=in_reasoning,
+                tries=self._tries,
             )
         self._plan_next_look()
 
@@ -177,7 +185,7 @@ class WindDown:
             return True
         position = self._position.copy()
         position.read(self._tokens.of[token_id])
-        found = self._endings.shortest(follower, position, most)
+        found = self._endings.shortest(follower, position, most, tries=self._tries)
         return found is not None and len(found) <= most
 
     def _is_free_text(self, matcher: LLMatcher) -> bool:
