@@ -10,19 +10,19 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
 
 from pagewire.delta_frames import DamagedFrameError, Dropped, FrameCounts, seal, unseal
-from pagewire.errors import InternalError, PagewireError, ResourceExhaustedError, error_from_code
+from pagewire.errors import PagewireError
 from pagewire.limited_log import LimitedLog
-from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
-from pagewire.v1 import engine_pb2, sampling_pb2, token_deltas_pb2
+from pagewire.v1 import engine_pb2, token_deltas_pb2
 from pagewire_frontend.engine_client.control import TransportError
+from pagewire_frontend.engine_client.delivery import deliver
 from pagewire_frontend.engine_client.frame_order import FrameOrder, Verdict
-from pagewire_frontend.engine_client.mailbox import BacklogError, Mailbox, MissingTokensError
+from pagewire_frontend.engine_client.mailbox import Mailbox
 from pagewire_frontend.engine_client.wakeups import Wakeups
 
 logger = logging.getLogger(__name__)
@@ -371,124 +371,6 @@ class WireSession:
                 self._last_complaint = now
                 self._frames.rewind()
                 self._send_ack(rewind=True)
-
-
-def deliver(
-    deltas: token_deltas_pb2.StepDeltas,
-    streams: dict[int, Mailbox],
-    on_failure: Callable[[int, PagewireError], None],
-) -> tuple[dict[int, Mailbox], dict[int, Mailbox]]:
-    """Puts an accepted frame's content into the mailboxes.
-
-    Streams that are not known have ended here; what still comes of them is dropped.
-
-    Returns:
-        The mailboxes it has touched, and those of them that got a first token or an end, by the
-        numbers of their streams.
-    """
-    touched: dict[int, Mailbox] = {}
-    urgent: dict[int, Mailbox] = {}
-    logprobs = {
-        (entry.stream, entry.sequence, entry.start): _positions(entry.positions)
-        for entry in deltas.logprobs
-    }
-    tokens = list(deltas.token_id)
-    sequences: Iterable[int] = deltas.sequence or itertools.repeat(0)
-    offset = 0
-    for number, sequence, start, count in zip(
-        deltas.stream, sequences, deltas.start, deltas.count, strict=False
-    ):
-        mailbox = streams.get(number)
-        if mailbox is not None:
-            touched[number] = mailbox
-            if start == 0:
-                urgent[number] = mailbox
-            run = tokens[offset : offset + count]
-            try:
-                if logprobs:
-                    positions = logprobs.get((number, sequence, start), ())
-                    mailbox.add_tokens(sequence, start, run, positions)
-                else:
-                    mailbox.add_tokens(sequence, start, run)
-            except (MissingTokensError, IndexError) as error:
-                on_failure(number, InternalError(f"the delta wire lost tokens: {error}"))
-            except BacklogError as error:
-                on_failure(number, _unread(error))
-        offset += count
-    for started in deltas.started:
-        mailbox = streams.get(started.stream)
-        if mailbox is not None:
-            mailbox.add_start(started.sequence, _times(started.times))
-    for prompt in deltas.prompt_logprobs:
-        mailbox = streams.get(prompt.stream)
-        if mailbox is not None:
-            touched[prompt.stream] = mailbox
-            try:
-                mailbox.add_prompt_logprobs(prompt.start, _positions(prompt.positions))
-            except MissingTokensError as error:
-                on_failure(prompt.stream, InternalError(f"the delta wire lost some: {error}"))
-    vectors = {(entry.stream, entry.sequence): list(entry.values) for entry in deltas.vectors}
-    for end in deltas.finished:
-        mailbox = streams.get(end.stream)
-        if mailbox is not None:
-            touched[end.stream] = urgent[end.stream] = mailbox
-            try:
-                _finish(mailbox, end, vectors.get((end.stream, end.sequence)))
-            except (MissingTokensError, IndexError) as error:
-                on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
-    for failed in deltas.failed:
-        if failed.stream in streams:
-            on_failure(failed.stream, _error(failed))
-    return touched, urgent
-
-
-def _finish(
-    mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished, vector: list[float] | None
-) -> None:
-    mailbox.finish(
-        end.sequence,
-        FinishReason(end.reason),
-        stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
-        num_tokens=end.num_tokens,
-        cumulative_logprob=end.cumulative_logprob,
-        times=_times(end.times),
-        vector=vector,
-    )
-
-
-def _unread(error: BacklogError) -> PagewireError:
-    return ResourceExhaustedError(
-        f"the client does not read its answer, of which {error} wait for it; read as messages "
-        "come, or ask for fewer log probabilities"
-    )
-
-
-def _error(failed: token_deltas_pb2.StreamFailed) -> PagewireError:
-    retry_after_s = failed.retry_after_s if failed.HasField("retry_after_s") else None
-    return error_from_code(failed.code, failed.message, failed.field, retry_after_s)
-
-
-def _times(message: token_deltas_pb2.RequestTimes) -> RequestTimes:
-    return RequestTimes(
-        queue_s=message.queue_s,
-        prefill_s=message.prefill_s,
-        decode_s=message.decode_s,
-        cached_tokens=message.cached_tokens,
-        preemptions=message.preemptions,
-        steps=message.steps,
-        step_s=message.step_time_s,
-    )
-
-
-def _positions(messages: Iterable[sampling_pb2.PositionLogprobs]) -> list[PositionLogprobs]:
-    return [
-        PositionLogprobs(_token(message.token), [_token(token) for token in message.top])
-        for message in messages
-    ]
-
-
-def _token(message: sampling_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.token_id, message.logprob, message.rank)
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

@@ -19,9 +19,9 @@ from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
 from pagewire_engine.retention import MAX_FRAME_BYTES
 from pagewire_engine.sessions import WINDOW, Session, Stream
 from pagewire_frontend.engine_client.base import TokenDelta
+from pagewire_frontend.engine_client.delivery import deliver
 from pagewire_frontend.engine_client.frame_order import FrameOrder, Verdict
 from pagewire_frontend.engine_client.mailbox import Mailbox
-from pagewire_frontend.engine_client.session import deliver
 
 EPOCH = 7
 

@@ -12,8 +12,8 @@ from pagewire.v1.token_deltas_pb2 import StepDeltas
 from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
 from pagewire_engine.retention import MAX_FRAME_BYTES
 from pagewire_engine.sessions import ACK_TIMEOUT_S, WINDOW, Session, Stream, StreamNumbers
+from pagewire_frontend.engine_client.delivery import deliver
 from pagewire_frontend.engine_client.mailbox import Mailbox
-from pagewire_frontend.engine_client.session import deliver
 from tests.fakes.yardstick import at_most
 
 
