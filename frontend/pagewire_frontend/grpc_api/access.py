@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _COUNTED = "/pagewire."
+_REFLECTION = "/grpc.reflection."
+_REFUSAL_WAIT_S = 1.0
 
 
 def authorization_of(metadata: Any) -> str | None:
@@ -47,7 +51,7 @@ class AccessInterceptor(ServerInterceptor):
         try:
             tenant = self._access.tenant(authorization_of(handler_call_details.invocation_metadata))
         except PagewireError as error:
-            return _refusing(error)
+            return _refusing(error, waits=method.startswith(_REFLECTION))
         handler = await continuation(handler_call_details)
         counted = method.startswith(_COUNTED) and method not in UNCOUNTED_CALLS
         if handler is None or not counted:
@@ -70,8 +74,13 @@ class AccessInterceptor(ServerInterceptor):
         yield
 
 
-def _refusing(error: PagewireError) -> Handler:
+def _refusing(error: PagewireError, *, waits: bool) -> Handler:
     async def refuse(requests: Any, context: Context) -> None:
+        if waits:
+            # Python's client of a two-way stream, refused while it sends, tells of a failed write
+            # in place of the status.
+            with contextlib.suppress(TimeoutError, StopAsyncIteration):
+                await asyncio.wait_for(anext(aiter(requests)), _REFUSAL_WAIT_S)
         await end(context, to_status(error))
 
     # Of all kinds of calls this one waits for no message.
