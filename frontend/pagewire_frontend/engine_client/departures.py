@@ -14,6 +14,7 @@ from pagewire_frontend.engine_client.control import TransportError, is_session_l
 from pagewire_frontend.engine_client.link import MAX_RETRY_S, MIN_RETRY_S, EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
 from pagewire_frontend.engine_client.session import WireSession
+from pagewire_frontend.engine_client.vacancy import Vacancy
 
 _logger = logging.getLogger(__name__)
 
@@ -49,23 +50,31 @@ class Departures:
         if link is None or session is None:
             return None
         if index is None and not live.proven:
-            return self._spawn(self._see_off(link, session, live, live.number, reason))
+            # Now: a suspect may be sent there before the task begins.
+            vacancy = link.vacancy
+            vacancy.begin()
+            return self._spawn(self._see_off(vacancy, link, session, live, live.number, reason))
         return self._spawn(self._tell(link, session, live, live.number, index, reason))
 
     async def tell_of_any(self, link: EngineLink, session: WireSession, live: LiveRequest) -> None:
-        """Whatever runs there under a request's id need not go on."""
-        await self._tell(link, session, live, None, None, FinishReason.ABORT)
+        """Whatever runs there under a request's id need not go on. One attempt: the request may
+        have to go elsewhere meanwhile."""
+        try:
+            await link.control.abort(
+                session.session_id, live.request.request_id, None, FinishReason.ABORT, None
+            )
+        except PagewireError as error:
+            _logger.debug("%s may not have heard an abort: %s", link.name, error.message)
 
     async def _see_off(
         self,
+        vacancy: Vacancy,
         link: EngineLink,
         session: WireSession,
         live: LiveRequest,
         number: int,
         reason: FinishReason,
     ) -> None:
-        vacancy = link.vacancy
-        vacancy.begin()
         try:
             await self._tell(link, session, live, number, None, reason)
         finally:

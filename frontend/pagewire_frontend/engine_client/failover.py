@@ -115,8 +115,11 @@ class Failover:
 
     def finish_sequence(self, live: LiveRequest, index: int) -> asyncio.Task[None] | None:
         """A stop string ended a sequence here."""
-        ended_before = live.mailbox.sequences[index].finish_reason is not None
-        told = None if ended_before else self._departures.tell(live, index, FinishReason.STOP)
+        told = None
+        if live.mailbox.sequences[index].finish_reason is None:
+            # With the last one the whole request: that refuses a Submit which is still on its way.
+            of = index if live.mailbox.num_open > 1 else None
+            told = self._departures.tell(live, of, FinishReason.STOP)
         live.mailbox.mute(index, FinishReason.STOP)
         return told
 
@@ -209,7 +212,6 @@ class Failover:
             PagewireError: the engine refuses it.
         """
         number, records = live.number, live.mailbox.sequences
-        open_before = [i for i, record in enumerate(records) if record.finish_reason is None]
         try:
             accepted = await link.control.submit(
                 session.session_id,
@@ -238,7 +240,7 @@ class Failover:
         live.accepted_in = session
         live.seed, live.placed = accepted.seed, True
         live.adapter_version = accepted.adapter_version
-        for index in open_before:
+        for index in live.open_at_first:
             if records[index].finish_reason is FinishReason.STOP:
                 self._departures.tell(live, index, FinishReason.STOP)
 

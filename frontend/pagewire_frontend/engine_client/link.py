@@ -310,10 +310,13 @@ class EngineLink:
             self._on_heartbeat,
         )
         await session.connect(attached)
+        self.vacancy = Vacancy()
         if self.session is not None and self.session.epoch == session.epoch:
             session.presume_stuck(self.session.stuck)
+            # What the old session had is told to leave, too, and may be in the step under way.
+            self.vacancy.begin()
+            self.vacancy.told()
         replaced, self.session, self._abandoned = self.session, session, None
-        self.vacancy = Vacancy()
         self.model_info, self.identity = info, ReplicaIdentity.of(info)
         self._be_connected(attached, replaced)
 

@@ -29,7 +29,8 @@ class LiveRequest:
         placed: whether an engine has ever accepted it. Until then nothing was delivered.
         link: the engine where it was submitted last; None while it is nowhere.
         session: of that engine.
-        number: its stream there.
+        number: its stream there; 0 before it was submitted anywhere.
+        open_at_first: sequences that had not ended when that stream was first submitted.
         weight: what it adds to the load of that engine.
         deaths: engines that died while it was in flight, and maybe of it.
         died_at: tokens it had then.
@@ -65,6 +66,7 @@ class LiveRequest:
         self.link: EngineLink | None = None
         self.session: WireSession | None = None
         self.number = 0
+        self.open_at_first: list[int] = []
         self.weight = float(params.n)
         self.deaths = 0
         self.died_at = 0
@@ -102,6 +104,8 @@ class LiveRequest:
         self.part()
         self.link, self.session = link, session
         self.number = session.next_number()
+        records = enumerate(self.mailbox.sequences)
+        self.open_at_first = [i for i, record in records if record.finish_reason is None]
         session.streams[self.number] = self.mailbox
         link.lives[self.number] = self
         link.own_load += self.weight

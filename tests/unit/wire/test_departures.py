@@ -1,0 +1,151 @@
+"""An engine hears of all that need not go on in it, however that overtakes what is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+
+from pagewire.errors import AlreadyExistsError
+from pagewire.outputs import FinishReason
+from pagewire.sampling_params import SamplingParams
+from pagewire_frontend.engine_client import link as link_module
+from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
+from pagewire_frontend.engine_client.control import TransportError
+from pagewire_frontend.engine_client.failover import Failover
+from pagewire_frontend.engine_client.fleet import Fleet
+from pagewire_frontend.engine_client.link import EngineLink
+
+ACCEPTED = SimpleNamespace(seed=1, adapter_version="")
+
+
+async def unprepared(link: EngineLink, info: ModelInfo) -> None: ...
+
+
+class Engines:
+    """Links to engines of which the tests play the control APIs."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet(60.0)
+        self.failover = Failover(self.fleet, 60.0, unprepared)
+
+    def add(self, name: str, epoch: int = 1) -> EngineLink:
+        link = EngineLink(name, lambda: AsyncMock(), self.failover)  # type: ignore[arg-type]
+        session = MagicMock(epoch=epoch, stuck=False, connected=True, lagged=False, streams={})
+        session.next_number = itertools.count(1).__next__
+        link.session, link._connected, link.away = session, True, False
+        link.control.submit.return_value = ACCEPTED  # type: ignore[attr-defined]
+        self.fleet.links[name] = link
+        return link
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[Engines]:
+    engines = Engines()
+    yield engines
+    await engines.failover.close()
+
+
+def request(n: int = 1) -> EngineRequest:
+    return EngineRequest("r", [1], SamplingParams(n=n))
+
+
+def aborts(link: EngineLink) -> list[tuple[Any, ...]]:
+    """Of each: the sequence, the reason and the stream."""
+    calls = link.control.abort.call_args_list  # type: ignore[attr-defined]
+    return [call.args[2:] for call in calls]
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_no_suspect_comes_before_the_request_that_must_leave_for_it(engines: Engines) -> None:
+    link = engines.add("a")
+    live = await engines.failover.submit(request())
+    engines.failover._departures.tell(live)
+    # Not only once the task that tells the engine has begun.
+    assert not link.vacancy.clear
+
+
+async def test_a_stop_string_that_overtakes_a_submit_ends_the_whole_request(
+    engines: Engines,
+) -> None:
+    link = engines.add("a")
+    live = await engines.failover.submit(request(n=2))
+    engines.failover.finish_sequence(live, 1)
+    engines.failover.finish_sequence(live, 0)
+    await settled()
+    # Of the whole the engine takes note even where the stream has not come yet.
+    assert aborts(link) == [(1, FinishReason.STOP, 1), (None, FinishReason.STOP, 1)]
+
+
+async def test_a_stop_string_between_two_submits_of_a_stream_is_told_again(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire_frontend.engine_client.failover.MIN_RETRY_S", 0.1)
+    link = engines.add("a")
+    live = await engines.failover.submit(request(n=2))
+    live.leave()
+    answers = [TransportError("its answer is lost"), ACCEPTED]
+    link.control.submit.side_effect = answers  # type: ignore[attr-defined]
+    engines.failover._send_for(live, "session")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    engines.failover.finish_sequence(live, 0)
+    await settled()
+    first = aborts(link)
+    assert first == [(0, FinishReason.STOP, 2)]
+    await asyncio.wait_for(asyncio.gather(*engines.failover._placing.values()), 30)  # type: ignore[arg-type]
+    await settled()
+    assert aborts(link) == first * 2
+
+
+async def test_a_request_goes_elsewhere_though_the_engine_that_still_has_it_does_not_answer(
+    engines: Engines,
+) -> None:
+    first, second = engines.add("a", 1), engines.add("b", 2)
+    live = await engines.failover.submit(request())
+    had, other = (first, second) if live.link is first else (second, first)
+    live.leave()
+    other.draining = True
+    had.control.submit.side_effect = AlreadyExistsError("it lives")  # type: ignore[attr-defined]
+    dead = asyncio.Event()
+
+    async def abort(*_: object) -> None:
+        dead.set()
+        raise TransportError("it is dead")
+
+    had.control.abort = abort  # type: ignore[method-assign,assignment]
+    engines.failover._send_for(live, "death")
+    await asyncio.wait_for(dead.wait(), 30)
+    had._connected, other.draining = False, False
+    live.leave()
+    for _ in range(200):
+        if live.link is other and live.accepted:
+            break
+        await asyncio.sleep(0.05)
+    assert live.link is other
+
+
+async def test_what_an_old_session_of_the_same_life_ran_may_be_in_the_step_under_way(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = engines.add("a", epoch=1)
+    sessions = [MagicMock(epoch=1, stuck=False), MagicMock(epoch=2, stuck=False)]
+    for session in sessions:
+        session.connect = AsyncMock()
+    made = iter(sessions)
+    monkeypatch.setattr(link_module, "WireSession", lambda *_: next(made))
+    monkeypatch.setattr(link_module.ReplicaIdentity, "of", MagicMock())
+    for epoch, clear in ((1, False), (2, True)):
+        link.control.attach.return_value = MagicMock(epoch=epoch, resumed=False, draining=False)  # type: ignore[attr-defined]
+        link.control.model_info.return_value = MagicMock(epoch=epoch)  # type: ignore[attr-defined]
+        await link._connect()
+        assert link.vacancy.clear is clear
