@@ -89,10 +89,15 @@ class Departures:
         index: int | None,
         reason: FinishReason,
     ) -> None:
-        """A session that is over has aborted all it had."""
+        """A session that is over has aborted all it had. One without a connection hears when it has
+        one again."""
         until = time.monotonic() + self._window_s
         delay = MIN_RETRY_S
-        while session is link.session and time.monotonic() < until:
+        while session is link.session and not link.closed and time.monotonic() < until:
+            if not link.connected:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, MAX_RETRY_S)
+                continue
             try:
                 await link.control.abort(
                     session.session_id, live.request.request_id, index, reason, number

@@ -33,6 +33,7 @@ from pagewire_frontend.engine_client.fleet import Fleet, described
 from pagewire_frontend.engine_client.link import MAX_RETRY_S, MIN_RETRY_S, EngineLink, LinkState
 from pagewire_frontend.engine_client.live_request import LiveRequest
 from pagewire_frontend.engine_client.placement import Placement
+from pagewire_frontend.engine_client.presumed_deaths import PresumedDeaths
 from pagewire_frontend.engine_client.session import WireSession
 from pagewire_frontend.engine_client.suspects import Suspects
 
@@ -72,10 +73,9 @@ class Failover:
         # Those that are being submitted; by a task of ours, or by their first submission.
         self._placing: dict[LiveRequest, asyncio.Task[None] | None] = {}
         self._expiries: dict[str, asyncio.TimerHandle] = {}
-        # By link: the life that was taken to be over, and what was in flight then.
-        self._blamed: dict[str, tuple[int, list[LiveRequest]]] = {}
         self._submit_slots = asyncio.Semaphore(_SUBMITS_AT_ONCE)
         self._suspects = Suspects(self._place, window_s)
+        self._presumed = PresumedDeaths(self._suspects)
         self._placement = Placement(fleet, self._suspects)
         self._departures = Departures(self._spawn, window_s)
 
@@ -137,6 +137,7 @@ class Failover:
         """The request has ended, one way or another."""
         # Here too, since its resubmission may never have begun: all others would wait for it.
         self._suspects.acquit(live)
+        self._presumed.forget(live)
         if live in self._lives:
             del self._lives[live]
             live.part()
@@ -316,11 +317,6 @@ class Failover:
             timer.cancel()
         self._fleet.choose_model()
         self._fleet.note_connected(link)
-        epoch, blamed = self._blamed.pop(link.name, (0, []))
-        if link.session is not None and link.session.epoch == epoch:
-            # It was cut off, or slow.
-            for live in blamed:
-                self._suspects.withdraw_death(live)
         if replaced is not None:
             self._on_new_session(link, replaced)
         self.on_changed(link)
@@ -353,6 +349,7 @@ class Failover:
 
     def on_changed(self, link: EngineLink) -> None:
         """See LinkEvents."""
+        self._presumed.settle(link)
         self._fleet.choose_model()
         self._fleet.announce()
         for each in list(self._fleet.links.values()):
@@ -387,9 +384,9 @@ class Failover:
         stay = len(movable) < len(link.lives)
         for live in movable if stay else ():
             self._departures.tell(live)
-        if died:
-            self._blamed[link.name] = session.epoch, movable
-        self._lose(movable, session, "death" if died else "drain")
+        counted = self._lose(movable, session, "death" if died else "drain")
+        for live in counted:
+            self._presumed.note(link, session.epoch, live)
         if not stay:
             link.abandon_session()
 
@@ -402,18 +399,26 @@ class Failover:
                     )
                 )
 
-    def _lose(self, lost: Iterable[LiveRequest], session: WireSession, reason: str) -> None:
-        """Requests whose session is over go elsewhere."""
+    def _lose(
+        self, lost: Iterable[LiveRequest], session: WireSession, reason: str
+    ) -> list[LiveRequest]:
+        """Requests whose session is over go elsewhere.
+
+        Returns:
+            Those against whom its death counts.
+        """
         trial = self._suspects.on_trial_in(session)
+        counted = []
         for live in list(lost):
             live.leave()
-            if reason == "death":
-                self._suspects.count_death(live, trial, lagged=session.lagged)
+            if reason == "death" and self._suspects.count_death(live, trial, lagged=session.lagged):
+                counted.append(live)
             if not self._placement.has_model(live):
                 # Those never accepted too: their prompts are in the other model's tokens.
                 live.mailbox.fail(UnavailableError("the engine came back with another model"))
             else:
                 self._send_for(live, reason)
+        return [live for live in counted if not live.mailbox.ended]
 
     def _expire(self, link: EngineLink) -> None:
         """The window is over for all that lived when the engine was lost."""

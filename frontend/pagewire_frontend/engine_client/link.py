@@ -99,6 +99,7 @@ class EngineLink:
         num_routed: requests that were submitted to it.
         fault: why what answers can't be served from; set before it was ever connected.
         vacancy: whether the present session is rid of what was told to leave it.
+        closed: whether it is given up for good.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class EngineLink:
         self.num_routed = 0
         self.fault: PagewireError | None = None
         self.vacancy = Vacancy()
+        self.closed = False
         self.last_error = "it has not been reached yet"
         self.stopped_epoch = 0
         self._open_channel = open_channel
@@ -171,6 +173,11 @@ class EngineLink:
         return LinkState.READY
 
     @property
+    def answering(self) -> bool:
+        """Whether what it has gets on, and is told; whether or not it takes more."""
+        return self.connected and self.session is not None and not self.session.stuck
+
+    @property
     def usable(self) -> bool:
         """Whether a request submitted now would be taken up at once."""
         return self.state is LinkState.READY
@@ -189,6 +196,7 @@ class EngineLink:
 
     async def close(self) -> None:
         """Ends the session, which aborts what it still runs, and disconnects."""
+        self.closed = True
         try:
             if self.session is not None and self.connected:
                 await self._detach(self.session)

@@ -33,7 +33,8 @@ class LiveRequest:
         open_at_first: sequences that had not ended when that stream was first submitted.
         weight: what it adds to the load of that engine.
         deaths: engines that died while it was in flight, and maybe of it.
-        died_at: tokens it had then.
+        explained: how often those before were found to tell nothing, or no more.
+        died_at: tokens it had at the last.
         unseen: tokens of each sequence that the engine may have computed beyond those, at most.
         proven_in: the session in which it came through a trial.
         accepted_in: the session that has last accepted it.
@@ -69,6 +70,7 @@ class LiveRequest:
         self.open_at_first: list[int] = []
         self.weight = float(params.n)
         self.deaths = 0
+        self.explained = 0
         self.died_at = 0
         self.unseen = 0
         self.proven_in: WireSession | None = None
@@ -98,6 +100,11 @@ class LiveRequest:
     def accepted(self) -> bool:
         """Whether the engine where it is now has accepted it."""
         return self.session is not None and self.accepted_in is self.session
+
+    def explain_deaths(self, left: int) -> None:
+        """So many of them count from now on."""
+        self.deaths = left
+        self.explained += 1
 
     def join(self, link: EngineLink, session: WireSession) -> None:
         """Registers a stream for it, before it is submitted there."""

@@ -75,7 +75,7 @@ class Suspects:
 
     def count_death(
         self, live: LiveRequest, trial: LiveRequest | None, *, lagged: bool = False
-    ) -> None:
+    ) -> bool:
         """An engine died with this request in flight. With a suspect on trial there the others are
         not to blame.
 
@@ -83,18 +83,21 @@ class Suspects:
             live: the request.
             trial: the one that was on trial in that engine.
             lagged: whether the engine may have been far ahead of what has come of it.
+
+        Returns:
+            Whether it counts against the request.
         """
         if trial is not None and live is not trial:
-            return
+            return False
         num_tokens = live.mailbox.num_tokens
         if live is trial:
             if num_tokens < self._proof_at:
                 self._convict(live)
-                return
+                return False
             self._prove(live)
         elif num_tokens >= _past(live, live.died_at, live.unseen + _HARMLESS_TOKENS):
             # The step at which it was seen to die was computed since, and did no harm.
-            live.deaths = 0
+            live.explain_deaths(0)
         live.deaths += 1
         live.died_at = num_tokens
         live.unseen = _UNSEEN_BY_A_LAGGARD if lagged else _UNSEEN_TOKENS
@@ -103,6 +106,7 @@ class Suspects:
         else:
             self._suspects.add(live)
             self._cleared.clear()
+        return True
 
     def withdraw_death(self, live: LiveRequest) -> None:
         """The engine that was taken to have died with this request in flight has not."""
@@ -114,7 +118,7 @@ class Suspects:
         """The engine died of this one; whoever else was there has nothing to do with it."""
         _logger.error("request %s kills the engine each time", live.request.request_id)
         for other in self._suspects | self._proven:
-            other.deaths = 0
+            other.explain_deaths(0)
         self._suspects.clear()
         self._proven.clear()
         self._cleared.set()
@@ -123,7 +127,7 @@ class Suspects:
     def _prove(self, live: LiveRequest) -> None:
         """It is harmless as far as can be seen: another death, and it is suspected again."""
         _logger.debug("request %s has come through its trial", live.request.request_id)
-        live.deaths = SUSPICIOUS_DEATHS - 1
+        live.explain_deaths(SUSPICIOUS_DEATHS - 1)
         live.proven_in = live.session
         self.acquit(live)
         self._proven.add(live)
@@ -180,7 +184,7 @@ class Suspects:
                 async with asyncio.timeout(max(0.0, since + limit_s - time.monotonic())):
                     await progressed.wait()
             except TimeoutError:
-                if live.link is not None and live.link.usable:
+                if live.link is not None and live.link.answering:
                     self._prove(live)  # slow is not deadly
                     return
                 since = time.monotonic()  # the engine has not been there to tell

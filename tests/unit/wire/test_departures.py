@@ -149,3 +149,28 @@ async def test_what_an_old_session_of_the_same_life_ran_may_be_in_the_step_under
         link.control.model_info.return_value = MagicMock(epoch=epoch)  # type: ignore[attr-defined]
         await link._connect()
         assert link.vacancy.clear is clear
+
+
+async def test_an_engine_without_a_connection_is_told_when_it_is_back(engines: Engines) -> None:
+    link = engines.add("a")
+    live = await engines.failover.submit(request())
+    link._connected = False
+    told = engines.failover.abandon(live)
+    await settled()
+    assert told is not None
+    assert not aborts(link)
+    link._connected = True
+    await asyncio.wait_for(told, 30)
+    assert aborts(link) == [(None, FinishReason.ABORT, 1)]
+
+
+async def test_an_engine_that_is_given_up_is_told_nothing(engines: Engines) -> None:
+    link = engines.add("a")
+    live = await engines.failover.submit(request())
+    link._connected = False
+    told = engines.failover.abandon(live)
+    await settled()
+    await link.close()
+    assert told is not None
+    await asyncio.wait_for(told, 30)
+    assert not aborts(link)

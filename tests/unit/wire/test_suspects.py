@@ -117,7 +117,7 @@ async def test_a_suspect_that_tells_nothing_before_its_end_holds_the_others_up_m
 
     async def place(live: LiveRequest) -> None:
         live.session = live.accepted_in = MagicMock()
-        live.link = MagicMock(usable=True)
+        live.link = MagicMock(answering=True, usable=False)  # as a retired one
 
     suspects = Suspects(place, 1.0)
     for _ in range(SUSPICIOUS_DEATHS):
@@ -220,7 +220,7 @@ async def test_a_trial_s_time_stands_still_while_the_engine_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(suspects_module, "_TRIAL_TIMEOUT_S", 0.02)
-    live, link = placed(), MagicMock(usable=False)
+    live, link = placed(), MagicMock(answering=False)
 
     async def place(live: LiveRequest) -> None:
         live.session, live.link = MagicMock(), link
@@ -232,7 +232,7 @@ async def test_a_trial_s_time_stands_still_while_the_engine_is_away(
     trial = asyncio.create_task(suspects.try_alone(live))
     await asyncio.sleep(0.2)
     assert live in suspects
-    link.usable = True
+    link.answering = True
     await asyncio.wait_for(trial, 10)
     assert live not in suspects
 
