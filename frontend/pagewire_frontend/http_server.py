@@ -94,7 +94,8 @@ class HttpServer:
     async def _watch_descriptors(self) -> None:
         while True:
             await asyncio.sleep(_COUNT_INTERVAL_S)
-            spare = spare_descriptors()
+            # On an older kernel it may take as long as many tokens do.
+            spare = await asyncio.to_thread(spare_descriptors)
             try:
                 if self._server.servers and spare < _LEAST_DESCRIPTORS:
                     self._pause(spare)
@@ -114,7 +115,24 @@ class HttpServer:
         )
 
     async def _listen_again(self) -> None:
-        config, loop = self._server.config, asyncio.get_running_loop()
+        """Listens on all of the sockets, or, where one can't be or it is cancelled, on none."""
+        listening: list[asyncio.Server] = []
+        try:
+            for each in self._sockets:
+                server = await self._server_on(each)
+                listening.append(server)
+                await server.start_serving()
+        except BaseException:
+            for server in listening:
+                server.close()
+            raise
+        self._server.servers = listening
+        logger.warning("there are file descriptors again: HTTP takes connections")
+
+    async def _server_on(self, bound: socket.socket) -> asyncio.Server:
+        """A server that does not serve yet: one that is cancelled while it starts to would be
+        known to nobody, and take connections."""
+        config, listener = self._server.config, bound.dup()
 
         def protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's
@@ -123,12 +141,17 @@ class HttpServer:
                 app_state=self._server.lifespan.state,
             )
 
-        for each in self._sockets:
-            server = await loop.create_server(
-                protocol, sock=each.dup(), ssl=config.ssl, backlog=config.backlog
+        try:
+            return await asyncio.get_running_loop().create_server(
+                protocol,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                start_serving=False,
             )
-            self._server.servers.append(server)
-        logger.warning("there are file descriptors again: HTTP takes connections")
+        except BaseException:
+            listener.close()
+            raise
 
 
 def _protocol(
