@@ -26,7 +26,8 @@ def spare_descriptors() -> int:
     if limit == resource.RLIM_INFINITY:
         return _UNKNOWN
     try:
-        return limit - len(os.listdir(_OPEN))
+        # Linux 6.2 and later tells their number so; to list 10,000 of them takes milliseconds.
+        return limit - (os.stat(_OPEN).st_size or len(os.listdir(_OPEN)))
     except OSError as error:
         # Without a descriptor the folder can't be read; without the folder nothing is known.
         return 0 if error.errno in _NONE_LEFT else _UNKNOWN
