@@ -75,7 +75,11 @@ class FakeAdapters(operations_pb2_grpc.AdaptersServicer):
         if request.path == "missing":
             context.abort(grpc.StatusCode.NOT_FOUND, "path: no folder 'missing' under --lora-dir")
         if request.name in self._adapters and not request.in_place:
-            context.abort(grpc.StatusCode.ALREADY_EXISTS, f"name: {request.name} is loaded already")
+            context.abort(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"name: an adapter {request.name!r} is loaded; replace it with in_place, or choose "
+                "another name",
+            )
         old = self._adapters.get(request.name)
         self.add(request.name, request.path)
         self._adapters[request.name].state = engine_pb2.AdapterInfo.STATE_LOADING

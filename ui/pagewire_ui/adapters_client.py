@@ -11,6 +11,8 @@ from pagewire.v1 import engine_pb2
 from pagewire_ui.frontend_link import FrontendLink
 
 _LIST_TIMEOUT_S = 5.0
+# What the engine says of a name that is loaded, in words of the API: the page has others.
+_REPLACEABLE = "is loaded; replace it with in_place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,9 @@ class AdaptersClient:
                 request, metadata=self._link.metadata
             )
         except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.ALREADY_EXISTS:
+            # Names are taken for other reasons too, which the engine says in words.
+            code, details = error.code(), error.details() or ""
+            if code == grpc.StatusCode.ALREADY_EXISTS and _REPLACEABLE in details:
                 raise AdapterError(
                     f"{request.name} is loaded already: “Update in place” replaces it, another "
                     "name loads it beside the one that is there."

@@ -17,6 +17,7 @@ _UNKNOWN_METHOD = re.compile(
     r"$|method not (found|implemented)|unknown (method|service)", re.IGNORECASE
 )
 _SUBJECTS = {"messages": "The conversation", "path": "The folder"}
+_MEMBERS = {"messages": "message"}
 
 
 class FrontendLink:
@@ -91,6 +92,21 @@ def in_words(details: str) -> str:
     if named := _FIELD.fullmatch(text):
         field, text = named.groups()
         if _PREDICATE.match(text):
-            name = re.split(r"[.\[]", field)[-1] if "[" not in field else field.split("[")[0]
-            text = f"{_SUBJECTS.get(name, name.replace('_', ' '))} {text}"
+            text = f"{_subject(field)} {text}"
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _subject(field: str) -> str:
+    """What a person calls `messages`, `sampling_params.top_p` or `messages[3].role`."""
+    path = field.split(".")
+    name = _noun(path[-1])
+    if len(path) > 1 and "[" in path[-2]:
+        return f"The {name.removeprefix('The ')} of {_noun(path[-2])}"
+    return name
+
+
+def _noun(part: str) -> str:
+    name, _, index = part.rstrip("]").partition("[")
+    if index.isdecimal():
+        return f"{_MEMBERS.get(name, f'{name} number')} {int(index) + 1}".replace("_", " ")
+    return _SUBJECTS.get(name, name.replace("_", " "))

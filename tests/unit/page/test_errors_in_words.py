@@ -13,7 +13,10 @@ from pagewire_ui.frontend_link import explain, in_words
     [
         ("messages: has 2031 tokens; shorten it", "The conversation has 2031 tokens; shorten it."),
         ("sampling_params.top_p: must be above 0", "Top p must be above 0."),
-        ("messages[3].role: must be 'user'", "The conversation must be 'user'."),
+        ("messages[3].role: must be 'user'", "The role of message 4 must be 'user'."),
+        ("messages[0]: has no content", "Message 1 has no content."),
+        ("sampling_params.stop[1]: must not be empty", "Stop number 2 must not be empty."),
+        ("name: 'tiny' is the served model's name", "'tiny' is the served model's name."),
         ("model: the adapter 'sql' was unloaded", "The adapter 'sql' was unloaded."),
         ("path: must name one under --lora-dir", "The folder must name one under --lora-dir."),
         ("there is no such thing.", "There is no such thing."),
