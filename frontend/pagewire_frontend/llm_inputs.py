@@ -18,6 +18,11 @@ Messages = list[dict[str, Any]]
 
 
 def engine_config(model: str, settings: dict[str, Any]) -> EngineConfig:
+    """The engine's settings.
+
+    Raises:
+        InvalidArgumentError: one is unknown or has no such value; it names it.
+    """
     try:
         return EngineConfig(model=model, **settings)
     except ValidationError as error:
@@ -31,10 +36,20 @@ def engine_config(model: str, settings: dict[str, Any]) -> EngineConfig:
 
 
 def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts, of which one alone may have been given."""
     return [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
 
 
 def prompt_request(prompt: Prompt, where: str) -> GenerationRequest:
+    """What is to be generated from a prompt.
+
+    Args:
+        prompt: text, or a mapping with `prompt`, `prompt_token_ids` or both.
+        where: what the error calls it.
+
+    Raises:
+        InvalidArgumentError: it is neither.
+    """
     if isinstance(prompt, str):
         return GenerationRequest(prompt=prompt, default_max_tokens=COMPLETION_MAX_TOKENS)
     if not isinstance(prompt, Mapping):
@@ -64,6 +79,11 @@ def prompt_request(prompt: Prompt, where: str) -> GenerationRequest:
 def prioritised(
     requests: list[GenerationRequest], priority: int | Sequence[int]
 ) -> list[GenerationRequest]:
+    """The requests with their priorities: one for all, or one for each.
+
+    Raises:
+        InvalidArgumentError: there are not as many as requests, or one is no int32.
+    """
     each = [priority] * len(requests) if isinstance(priority, int) else list(priority)
     if len(each) != len(requests):
         raise InvalidArgumentError(
@@ -77,6 +97,11 @@ def prioritised(
 
 
 def conversations_of(messages: Messages | Sequence[Messages]) -> list[Messages]:
+    """The conversations, of which one alone may have been given.
+
+    Raises:
+        InvalidArgumentError: there is none.
+    """
     if not isinstance(messages, list) or not messages:
         raise InvalidArgumentError(
             "messages", "must be a list of messages, or a list of such lists"
@@ -89,6 +114,11 @@ def conversations_of(messages: Messages | Sequence[Messages]) -> list[Messages]:
 def params_for_each(
     params: SamplingParams | Sequence[SamplingParams], count: int
 ) -> list[SamplingParams]:
+    """Parameters for each of `count` prompts: one set for all, or one for each.
+
+    Raises:
+        InvalidArgumentError: there are not as many as prompts, or one is something else.
+    """
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence) or not all(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
 
 from pagewire.errors import PagewireError
 from pagewire_frontend.access import UNCOUNTED_CALLS, Access
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _COUNTED = "/pagewire."
-_REFLECTION = "/grpc.reflection."
+# The one two-way stream that is served.
+_REFLECTION = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 _REFUSAL_WAIT_S = 1.0
 
 
@@ -34,8 +36,12 @@ def authorization_of(metadata: Any) -> str | None:
 
 
 class AccessInterceptor(ServerInterceptor):
-    """Ends calls without a key as UNAUTHENTICATED, before their message is read, and calls beyond
-    the limits as RESOURCE_EXHAUSTED. Health checks need no key."""
+    """Ends calls without a key as UNAUTHENTICATED, and calls beyond the limits as
+    RESOURCE_EXHAUSTED. Health checks need no key.
+
+    A call without one ends before its message is read; of reflection, which is a two-way stream,
+    after its first message, or after a second without one.
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -51,7 +57,7 @@ class AccessInterceptor(ServerInterceptor):
         try:
             tenant = self._access.tenant(authorization_of(handler_call_details.invocation_metadata))
         except PagewireError as error:
-            return _refusing(error, waits=method.startswith(_REFLECTION))
+            return _refusing(error, waits=method == _REFLECTION)
         handler = await continuation(handler_call_details)
         counted = method.startswith(_COUNTED) and method not in UNCOUNTED_CALLS
         if handler is None or not counted:
@@ -83,5 +89,5 @@ def _refusing(error: PagewireError, *, waits: bool) -> Handler:
                 await asyncio.wait_for(anext(aiter(requests)), _REFUSAL_WAIT_S)
         await end(context, to_status(error))
 
-    # Of all kinds of calls this one waits for no message.
+    # Of all kinds of calls this one alone waits for no message by itself.
     return grpc.stream_stream_rpc_method_handler(refuse)
