@@ -70,6 +70,14 @@ def pirate(page: Page) -> Iterator[str]:
     expect(note(page)).to_contain_text("Unloaded pirate")
 
 
+@pytest.fixture(scope="module")
+def noisy(page: Page) -> Iterator[str]:
+    load(page, "noisy", "noise")
+    yield "noisy"
+    unload(page, "noisy")
+    expect(note(page)).to_contain_text("Unloaded noisy")
+
+
 def test_without_adapters_the_table_says_so(page: Page) -> None:
     page.get_by_role("tab", name="Adapters").click()
     expect(page.locator("#adapters-table")).to_contain_text("No adapter is loaded")
@@ -84,22 +92,24 @@ def test_without_adapters_the_table_says_so(page: Page) -> None:
 def test_a_load_tells_its_progress_then_lineage_and_memory(page: Page) -> None:
     page.get_by_role("tab", name="Adapters").click()
     page.evaluate(_LISTEN)
-    load(page, "noisy", "noise")
+    load(page, "heard", "noise")
     told = page.evaluate("window.told")
-    assert any(re.match(r"Loading noisy … \d+ s", each) for each in told), told
-    for text in (f"{MODEL} → noisy", "q_proj", "553.0 kB host", "0 running", "in host memory"):
-        expect(row(page, "noisy")).to_contain_text(text)
+    assert any(re.match(r"Loading heard … \d+ s", each) for each in told), told
+    for text in (f"{MODEL} → heard", "q_proj", "553.0 kB host", "0 running", "in host memory"):
+        expect(row(page, "heard")).to_contain_text(text)
+    unload(page, "heard")
+    expect(row(page, "heard")).to_have_count(0)
 
 
-def test_what_can_not_be_loaded_is_said(page: Page) -> None:
+def test_what_can_not_be_loaded_is_said(page: Page, noisy: str) -> None:
     page.get_by_role("tab", name="Adapters").click()
     for name, folder, told in (
-        ("noisy", "noise", "noisy is loaded already"),
+        (noisy, "noise", f"{noisy} is loaded already"),
         ("lost", "missing", "missing"),
         ("out", "../../etc", "--lora-dir"),
         ("pickle", "pickled", "a pickle"),
         ("wide", "too-wide", "rank"),
-        (MODEL, "noise", MODEL),
+        (MODEL, "noise", f"'{MODEL}' is the served model's name; choose another"),
     ):
         fill(page, name, folder)
         page.locator("#load").click()
@@ -107,14 +117,15 @@ def test_what_can_not_be_loaded_is_said(page: Page) -> None:
     take_pictures(page, "served-adapters-error")
 
 
-def test_an_update_in_place_makes_a_new_version(page: Page, served: Served, lora_dir: Path) -> None:
-    version = row(page, "noisy").locator("code").inner_text()
+def test_an_update_in_place_makes_a_new_version(page: Page, noisy: str, lora_dir: Path) -> None:
+    page.get_by_role("tab", name="Adapters").click()
+    version = row(page, noisy).locator("code").inner_text()
     write_noise(lora_dir / "noise", seed=8)
-    fill(page, "noisy", "noise")
+    fill(page, noisy, "noise")
     page.locator("#update").click()
-    expect(note(page)).to_contain_text("Updated noisy: rank 4")
-    expect(row(page, "noisy").locator("code")).not_to_have_text(version)
-    expect(row(page, "noisy")).to_have_count(1)
+    expect(note(page)).to_contain_text(f"Updated {noisy}: rank 4")
+    expect(row(page, noisy).locator("code")).not_to_have_text(version)
+    expect(row(page, noisy)).to_have_count(1)
 
 
 def test_an_adapter_is_picked_for_a_chat(page: Page, pirate: str) -> None:
@@ -148,19 +159,20 @@ def test_base_and_adapter_answer_side_by_side(page: Page, pirate: str) -> None:
 
 
 def test_an_unload_ends_its_requests_and_frees_its_memory(page: Page, served: Served) -> None:
-    fresh_chat(page, max_tokens=800, model=label("noisy"))
+    load(page, "brief", "noise")
+    fresh_chat(page, max_tokens=800, model=label("brief"))
     send(page, "Tell me a long story.")
     expect(answer(page)).to_contain_text(re.compile(r"\w+"))
     other = open_page(page.context, served.page)
-    unload(other, "noisy", first="end its requests")
-    expect(note(other)).to_contain_text("Unloaded noisy: 553.0 kB of host memory")
+    unload(other, "brief", first="end its requests")
+    expect(note(other)).to_contain_text("Unloaded brief: 553.0 kB of host memory")
     expect(note(other)).to_contain_text("1 requests were ended")
-    expect(row(other, "noisy")).to_have_count(0)
+    expect(row(other, "brief")).to_have_count(0)
     other.close()
     expect(page.locator("#conversation")).not_to_have_attribute("aria-busy", "true")
     take_pictures(page, "served-adapter-gone")
     page.get_by_role("tab", name="Adapters").click()
-    expect(row(page, "noisy")).to_have_count(0)
+    expect(row(page, "brief")).to_have_count(0)
 
 
 def test_two_tabs_that_change_one_adapter_agree_in_the_end(page: Page, served: Served) -> None:
@@ -172,7 +184,10 @@ def test_two_tabs_that_change_one_adapter_agree_in_the_end(page: Page, served: S
     other.locator("#load").click()
     outcomes = []
     for each in (page, other):
-        expect(note(each)).to_contain_text(re.compile("Loaded both|both is loaded already"))
+        # The later one, before or after the first had loaded it.
+        expect(note(each)).to_contain_text(
+            re.compile("Loaded both|both is loaded already|'both' is being loaded")
+        )
         outcomes.append("Loaded" in note(each).inner_text())
         expect(row(each, "both")).to_have_count(1)
     assert any(outcomes)
@@ -181,6 +196,8 @@ def test_two_tabs_that_change_one_adapter_agree_in_the_end(page: Page, served: S
     page.locator("#unload").click()
     other.locator("#unload").click()
     for each in (page, other):
-        expect(note(each)).to_contain_text(re.compile("Unloaded both|both"))
+        expect(note(each)).to_contain_text(
+            re.compile("Unloaded both|No adapter 'both' is loaded|'both' is being unloaded already")
+        )
         expect(row(each, "both")).to_have_count(0)
     other.close()

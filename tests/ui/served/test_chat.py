@@ -1,9 +1,10 @@
-"""Chatting with the served model: issue by issue what a visitor does with questions and answers."""
+"""Chatting with the served model: answers stream, stop, are retried, edited, copied and kept."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def test_an_answer_streams_and_stops_when_told(page: Page, served: Served) -> No
     expect(figures).to_contain_text("stopped by you")
     expect(figures).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tok/s · first token after"))
     assert drawn.inner_text().startswith(first[:20])
-    page.wait_for_timeout(500)
+    deadline = time.monotonic() + 30
+    while running(served) and time.monotonic() < deadline:
+        page.wait_for_timeout(100)
     assert running(served) == 0
 
 

@@ -34,11 +34,13 @@ def visitor(browser: Browser, **options: Any) -> Iterator[BrowserContext]:
             route.abort()
 
     context = browser.new_context(viewport=DESKTOP, accept_downloads=True, **options)  # type: ignore[arg-type]  # it is one
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    context.route(_EVERYTHING, answer)
-    context.on("weberror", lambda failure: wrong.append(f"error {failure.error}"))
-    yield context
-    context.close()
+    try:
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        context.route(_EVERYTHING, answer)
+        context.on("weberror", lambda failure: wrong.append(f"error {failure.error}"))
+        yield context
+    finally:
+        context.close()
     assert wrong == []
 
 
