@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.reasoning_span import ReasoningMarks
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _MOST_TOKENS = 1024
-# Calls of llguidance, some microseconds each, that one search may make.
-_MOST_TRIES = 16_384
+# Calls of llguidance, some microseconds each, that one search may make, and what a mask counts as.
+MOST_TRIES = 16_384
+_TRIES_OF_A_MASK = 64
 _MOST_NAMES = 256
 _MOST_NAME_TOKENS = 128
 # Outside of strings, in this order; what a number or another grammar may need comes last.
@@ -81,7 +84,7 @@ class GrammarEndings:
         most: int = _MOST_TOKENS,
         *,
         in_reasoning: bool = False,
-        tries: list[int] | None = None,
+        tries: Tries | None = None,
     ) -> list[int] | None:
         """Tokens that end the output, the end-of-sequence id last; None where none were found.
 
@@ -90,10 +93,9 @@ class GrammarEndings:
             position: in JSON, after the same.
             most: tokens, at most 1024.
             in_reasoning: the output ends within reasoning, whose end comes first.
-            tries: how many calls of llguidance may yet be made, which are taken off; None: any.
+            tries: how many calls of llguidance may yet be made; None: as many as one search may.
         """
-        if tries is not None and tries[0] <= 0:
-            return None
+        tries = tries or Tries(MOST_TRIES)
         if in_reasoning:
             follower = matcher.deep_copy()
             if not follower.consume_tokens(self._reasoning_end):
@@ -103,22 +105,17 @@ class GrammarEndings:
             return None if answer is None else self._reasoning_end + answer
         most = min(most, _MOST_TOKENS)
         if self.is_json:
-            search = _Search(matcher, position, self._tokens)
-            path = self._found(search, most)
-            _take(tries, search.num_tries)
-            return path
+            return self._found(_Search(matcher, position, self._tokens, tries), most)
         # Closing first is short where it leads to an end.
-        for closers in (self._closers, []):
-            search = _Search(matcher, position, self._tokens, closers)
-            path = self._found(search, most)
-            _take(tries, search.num_tries)
-            if path is not None:
-                return path
-        return None
+        given = tries.left // 2
+        half = Tries(given)
+        path = self._found(_Search(matcher, position, self._tokens, half, self._closers), most)
+        tries.left -= given - half.left
+        return path or self._found(_Search(matcher, position, self._tokens, tries), most)
 
     def _found(self, search: _Search, most: int) -> list[int] | None:
         path: list[int] = []
-        while len(path) < most and search.num_tries < _MOST_TRIES:
+        while len(path) < most and search.tries.left > 0:
             if search.matcher.is_accepting():
                 return [*path, self._eos]
             step = search.matcher.compute_ff_tokens() or self._next(search)
@@ -156,6 +153,19 @@ class GrammarEndings:
         return [by_bytes[text.encode()][0] for text in texts if text.encode() in by_bytes]
 
 
+class Tries:
+    """Calls of llguidance that may yet be made.
+
+    Attributes:
+        left: so many; less than 0 where the last took more than were left.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
 class _Search:
     """One search: a matcher that is moved, and what was chosen within the present string."""
 
@@ -164,12 +174,13 @@ class _Search:
         matcher: LLMatcher,
         position: JsonPosition,
         tokens: TokenBytes,
+        tries: Tries,
         closers: Sequence[int] = (),
     ) -> None:
         self.matcher = matcher.deep_copy()
         self.position = position.copy()
         self.closers = closers
-        self.num_tries = 0
+        self.tries = tries
         self.since_separator = True
         self._tokens = tokens
         self._used: Counter[int] = Counter()
@@ -212,26 +223,14 @@ class _Search:
 
     def any_allowed(self) -> list[int] | None:
         """A token of what the mask allows: the shortest, and of those the first."""
-        self.num_tries += 16
-        mask = self.matcher.compute_bitmask()
-        allowed = (n for n in _set_bits(mask) if self._tokens.of[n : n + 1] not in ([], [b""]))
-        chosen = min(allowed, key=lambda n: (len(self._tokens.of[n]), n), default=None)
+        self.tries.left -= _TRIES_OF_A_MASK
+        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint32)
+        chosen = self._tokens.shortest_of(mask)
         return None if chosen is None else [chosen]
 
     def _is_allowed(self, token_ids: list[int]) -> bool:
-        self.num_tries += 1
+        self.tries.left -= 1
         return self.matcher.validate_tokens(token_ids) == len(token_ids)
-
-
-def _take(tries: list[int] | None, count: int) -> None:
-    if tries is not None:
-        tries[0] -= count
-
-
-def _set_bits(mask: bytes) -> Iterator[int]:
-    for place, octet in enumerate(mask):
-        if octet:
-            yield from (8 * place + bit for bit in range(8) if octet >> bit & 1)
 
 
 def _required_names(grammar: str) -> list[str]:

@@ -103,6 +103,14 @@ def grammar_text(
     return answer if marks is None else _after_reasoning(answer, marks)
 
 
+def _pattern_of(text: str) -> str:
+    """A Lark grammar's pattern of just this text."""
+    pattern = re.escape(text).replace("/", r"\/")
+    for char, name in (("\n", "n"), ("\r", "r"), ("\t", "t"), ("\v", "x0b"), ("\f", "x0c")):
+        pattern = pattern.replace("\\" + char, "\\" + name)
+    return pattern
+
+
 def _after_reasoning(answer: str, marks: ReasoningMarks) -> str:
     """A grammar of reasoning and, after some white space, the answer's."""
     if answer.startswith("{"):
@@ -111,7 +119,7 @@ def _after_reasoning(answer: str, marks: ReasoningMarks) -> str:
         grammar = {"lark_grammar": answer}
     grammar["name"] = "answer"
     if marks.end_token is None:
-        end = re.escape(marks.end).replace("/", r"\/")
+        end = _pattern_of(marks.end)
         reasoning = [f"reasoning[lazy]: /(?s:.*){end}/"]
     else:
         reasoning = [f"reasoning: TEXT? <[{marks.end_token}]>", "TEXT: /(?s:.+)/"]

@@ -206,6 +206,7 @@ class GrammarCompiler:
             passed = self._trial.try_out(constraint)
             if self._token_bytes is None:
                 self._token_bytes = TokenBytes(vocabulary)
+                self._token_bytes.prepare()
             return compiled_grammar(
                 constraint,
                 passed.grammar,

@@ -90,6 +90,37 @@ class TokenBytes:
         flags[: len(self.of)] = [belongs(text) for text in self.of]
         return np.packbits(flags, bitorder="little").view(np.uint32)
 
+    @cached_property
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        """Bytes of each token."""
+        return np.array([len(text) for text in self.of], np.int64)
+
+    def shortest_of(self, bits: Bits) -> int | None:
+        """The shortest token of a mask, and of those the first; control tokens are none."""
+        numbers = np.array(numbers_of(bits), np.int64)
+        numbers = numbers[numbers < len(self.of)]
+        numbers = numbers[self._lengths[numbers] > 0]
+        if not len(numbers):
+            return None
+        return int(numbers[np.argmin(self._lengths[numbers])])
+
+    def prepare(self) -> None:
+        """Makes every set that may be asked for, which takes some 10 ms each: whoever compiles a
+        grammar can wait for them, a step can't."""
+        for name in ("{", "[", ","):
+            self.having(name.encode())
+        for name in (
+            "quotes",
+            "closers",
+            "several",
+            "openers",
+            "many_moves",
+            "string_beginnings",
+            "unfinished",
+            "_lengths",
+        ):
+            getattr(self, name)
+
 
 def _is_utf8(text: bytes) -> bool:
     try:

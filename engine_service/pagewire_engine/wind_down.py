@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pagewire_engine.grammar_endings import GrammarEndings
+from pagewire_engine.grammar_endings import GrammarEndings, Tries
 from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.token_bytes import Bits, TokenBytes, numbers_of
 
@@ -30,13 +30,17 @@ if TYPE_CHECKING:
 
 # Tokens to spare. Below the first the way is followed token by token, before that it is looked at
 # again when a quarter of them is spent; below the others fewer and fewer tokens are allowed.
-_WATCHED = 256
+WATCHED = 256
 _MOST_SOFT, _SOFT_SHARE = 64, 8
 _MOST_HARD, _HARD_SHARE = 16, 32
 _STRING_MARGIN = 3
 _MOST_WAYS = 16
-# Calls of llguidance for one sequence, of some microseconds each: who needs more is cut.
-_MOST_TRIES = 1 << 18
+# Calls of llguidance, of some microseconds each, that may be made where the way is looked for again
+# after a token, in all for a sequence, and for one mask: who needs more is cut. Those for masks are
+# not added up: a matcher that is made anew is given all the tokens, and asked for no mask of them.
+_TRIES_OF_A_TOKEN = 4096
+_TRIES_OF_A_SEQUENCE = 1 << 16
+_TRIES_OF_A_MASK = 2048
 # How long it takes to look again where no way was found that fits.
 _PAUSE = 32
 
@@ -71,7 +75,7 @@ class WindDown:
         "_position",
         "_soft",
         "_tokens",
-        "_tries",
+        "_tries_left",
         "_way",
     )
 
@@ -80,12 +84,12 @@ class WindDown:
         self._tokens = tokens
         self._position = JsonPosition()
         self._way = None if ending.first is None else list(ending.first)
-        self._tries = [_MOST_TRIES]
+        self._tries_left = _TRIES_OF_A_SEQUENCE
         self._num_left = max_tokens
         self._hard = min(_MOST_HARD, max_tokens // _HARD_SHARE)
         self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
         # An item may be about as long as the shortest output: begin none that does not fit.
-        self._lean = min(_WATCHED, self._soft + len(ending.first or ()))
+        self._lean = min(WATCHED, self._soft + len(ending.first or ()))
         self._next_look = max_tokens
         self._plan_next_look()
 
@@ -111,14 +115,17 @@ class WindDown:
             self._way = None
             return
         if way is None or not _is_way(matcher, way):
-            self._way = self._endings.shortest(
-                matcher,
-                self._position,
-                self._num_left,
-                in_reasoning=in_reasoning,
-                tries=self._tries,
-            )
+            self._look(matcher, in_reasoning=in_reasoning)
         self._plan_next_look()
+
+    def _look(self, matcher: LLMatcher, *, in_reasoning: bool) -> None:
+        """Looks for a way to the end."""
+        given = min(_TRIES_OF_A_TOKEN, self._tries_left)
+        tries = Tries(given)
+        self._way = self._endings.shortest(
+            matcher, self._position, self._num_left, in_reasoning=in_reasoning, tries=tries
+        )
+        self._tries_left -= given - tries.left
 
     def restrict(self, bits: Bits, matcher: LLMatcher, *, in_reasoning: bool) -> None:
         """Takes out of a mask what would be too long.
@@ -129,8 +136,9 @@ class WindDown:
             in_reasoning: the sequence ends within reasoning.
         """
         spare = self._spare()
-        if not self._way or spare is None or spare > _WATCHED:
+        if not self._way or spare is None or spare > WATCHED:
             return
+        tries = Tries(_TRIES_OF_A_MASK)
         word, bit = self._way[0] // 32, np.uint32(1 << self._way[0] % 32)
         if not bits[word] & bit:  # items would be the same
             return
@@ -145,13 +153,18 @@ class WindDown:
             bits &= ~(self._tokens.quotes | self._tokens.unfinished)
         elif (ways := _few(bits)) is not None:
             for token_id in ways:
-                if not self._ends_in_time(token_id, matcher, margin=0):
+                ends = self._ends_in_time(token_id, matcher, tries, margin=0)
+                if tries.left <= 0:
+                    break  # of what was not looked at to the end nothing is known
+                if not ends:
                     bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
         elif self._endings.is_json and spare <= self._lean:
-            self._forbid_growth(bits, matcher, may_add_items=spare > self._soft)
+            self._forbid_growth(bits, matcher, tries, may_add_items=spare > self._soft)
         bits[word] |= bit
 
-    def _forbid_growth(self, bits: Bits, matcher: LLMatcher, *, may_add_items: bool) -> None:
+    def _forbid_growth(
+        self, bits: Bits, matcher: LLMatcher, tries: Tries, *, may_add_items: bool
+    ) -> None:
         """Leaves what adds nothing that has to be ended in its turn."""
         position, tokens = self._position, self._tokens
         if position.awaits_name:
@@ -166,11 +179,13 @@ class WindDown:
                 known = tokens.by_bytes.get(char)
                 goes = char != b"," or not position.in_object
                 if known is None or not (
-                    goes and self._ends_in_time(known[0], matcher, margin=self._hard)
+                    goes and self._ends_in_time(known[0], matcher, tries, margin=self._hard)
                 ):
                     bits &= ~tokens.having(char)
 
-    def _ends_in_time(self, token_id: int, matcher: LLMatcher, *, margin: int) -> bool:
+    def _ends_in_time(
+        self, token_id: int, matcher: LLMatcher, tries: Tries, *, margin: int
+    ) -> bool:
         """Whether there is a way to the end after a token."""
         most = self._num_left - 1 - margin
         way = self._way
@@ -185,7 +200,7 @@ class WindDown:
             return True
         position = self._position.copy()
         position.read(self._tokens.of[token_id])
-        found = self._endings.shortest(follower, position, most, tries=self._tries)
+        found = self._endings.shortest(follower, position, most, tries=tries)
         return found is not None and len(found) <= most
 
     def _is_free_text(self, matcher: LLMatcher) -> bool:
@@ -207,7 +222,7 @@ class WindDown:
         spare = self._spare()
         if spare is None:
             self._next_look = self._num_left - _PAUSE
-        elif spare <= _WATCHED:
+        elif spare <= WATCHED:
             self._next_look = self._num_left
         else:
             self._next_look = self._num_left - spare // 4

@@ -15,6 +15,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.step import StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.wind_down import WATCHED
 from pagewire_engine.worker.staging import sent
 
 Bits = npt.NDArray[np.uint32]
@@ -152,8 +153,11 @@ class GrammarMasks:
 
 
 def _room(params: SamplingParams) -> int | None:
-    """The tokens within which an output has to come to its end; None where it is not to."""
-    if params.ignore_eos or params.max_tokens is None or params.min_tokens >= params.max_tokens:
+    """The tokens within which an output has to come to its end; None where it is not to, or might
+    have to come to it before `min_tokens`."""
+    if params.ignore_eos or params.max_tokens is None:
+        return None
+    if params.min_tokens and params.max_tokens - params.min_tokens < WATCHED:
         return None
     return params.max_tokens
 

@@ -243,7 +243,7 @@ class Worker:
     def _allocate_cache(self) -> CacheEngine:
         try:
             return self._new_cache(self._num_blocks, self._num_cpu_blocks)
-        except RuntimeError as error:  # torch's for memory of every kind
+        except (RuntimeError, MemoryError) as error:  # torch's for memory of every kind, and mmap's
             block_bytes = self._cache_size.block_bytes
             raise InvalidArgumentError(
                 self._cache_size.memory_setting,

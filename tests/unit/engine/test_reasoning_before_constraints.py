@@ -79,6 +79,15 @@ def test_any_text_may_come_before_its_end_and_only_the_constraints_after(
     assert not goes(matcher_of(grammars, constraint), ids_of("x</think>!"))
 
 
+@pytest.mark.parametrize("end", ["\n</think>\r\n", "a/b [c] (d)?\t", "\\n"])
+def test_an_end_of_any_text(grammars: Grammars, end: str) -> None:
+    matcher = matcher_of(grammars, {"choice": ("yes",)}, end=end)
+    matcher.advance(ids_of("I think so" + end))
+    assert allowed(matcher) <= set(ids_of("y \n\t\r"))
+    matcher.advance(ids_of("yes"))
+    assert allowed(matcher) == {EOS}
+
+
 @pytest.mark.parametrize(("constraint", "answer"), KINDS)
 def test_reasoning_that_the_prompt_has_not_begun_may_be_left_out(
     grammars: Grammars, constraint: dict[str, Any], answer: str

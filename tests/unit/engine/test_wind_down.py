@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from pagewire.structured_output import StructuredOutput
+from pagewire_engine import wind_down
+from pagewire_engine.grammar_endings import Tries
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.grammars import compiled_grammar, grammar_text
 from pagewire_engine.json_position import JsonPosition
@@ -143,6 +145,53 @@ def test_a_matcher_that_is_made_anew_allows_the_same(grammars: Grammars) -> None
         output.append(choose.choice([n for n in options if n != EOS]))
         matcher.advance(output[-1:])
     assert len(output) > 100
+
+
+MANY = {
+    "type": "object",
+    "properties": {
+        "kinds": {"type": "array", "maxItems": 12, "items": {"enum": list("abcdefghijklmn")}},
+        "code": {"type": "string", "pattern": "^[a-f]{12}$"},
+    },
+    "required": ["kinds", "code"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("share", [64, 512])
+def test_one_that_has_used_up_its_tries_allows_the_same_when_made_anew(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, share: int
+) -> None:
+    for name in ("_TRIES_OF_A_TOKEN", "_TRIES_OF_A_SEQUENCE", "_TRIES_OF_A_MASK"):
+        monkeypatch.setattr(wind_down, name, getattr(wind_down, name) // share)
+    grammar, most = grammar_of(grammars, json_schema=json.dumps(MANY)), 80
+    for seed in range(6):
+        matcher, choose = grammar.matcher(most), random.Random(seed)
+        output: list[int] = []
+        while (options := allowed(matcher)) != [EOS] and len(output) < most:
+            again = grammar.matcher(most)
+            again.advance(output)
+            assert allowed(again) == options
+            output.append(choose.choice([n for n in options if n != EOS]))
+            matcher.advance(output[-1:])
+
+
+def test_a_token_takes_no_more_tries_than_it_may(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Tries] = []
+
+    def counted(left: int) -> Tries:
+        given.append(Tries(left))
+        return given[-1]
+
+    monkeypatch.setattr(wind_down, "Tries", counted)
+    grammar = grammar_of(grammars, json_schema=json.dumps(MANY))
+    written(grammars, grammar.matcher(60), 60, "abcdef")
+    assert len(given) > 20
+    # A search stops once it has none left: past that, by what its last character took.
+    assert min(tries.left for tries in given) > -200
+    assert max(tries.left for tries in given) <= 4096
 
 
 def test_what_can_not_end_in_time_is_left_alone(grammars: Grammars) -> None:
