@@ -72,6 +72,10 @@ def deliver(
             touched[end.stream] = urgent[end.stream] = mailbox
             try:
                 _finish(mailbox, end, vectors.get((end.stream, end.sequence)))
+            except UnknownReasonError as error:
+                on_failure(
+                    end.stream, InternalError(f"it ended for a reason unknown here: {error}")
+                )
             except (MissingTokensError, IndexError) as error:
                 on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
     for failed in deltas.failed:
@@ -83,15 +87,23 @@ def deliver(
 def _finish(
     mailbox: Mailbox, end: token_deltas_pb2.SequenceFinished, vector: list[float] | None
 ) -> None:
+    try:
+        reason = FinishReason(end.reason)
+    except ValueError:
+        raise UnknownReasonError(str(end.reason)) from None
     mailbox.finish(
         end.sequence,
-        FinishReason(end.reason),
+        reason,
         stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
         num_tokens=end.num_tokens,
         cumulative_logprob=end.cumulative_logprob,
         times=_times(end.times),
         vector=vector,
     )
+
+
+class UnknownReasonError(Exception):
+    """An engine of a later version names a reason that there was not."""
 
 
 def _unread(error: BacklogError) -> PagewireError:

@@ -170,7 +170,7 @@ class Failover:
             PagewireError: the engine refuses it.
         """
         delay = MIN_RETRY_S
-        was_elsewhere = live.placed
+        was_elsewhere = live.number > 0
         while not live.mailbox.ended:
             link = await self._link_for(live)
             session = None if link is None else link.session
@@ -184,15 +184,17 @@ class Failover:
             except _MovedError:
                 was_elsewhere = True
             except DrainingError:
-                # Nothing of it is there.
+                # Not this Submit; but one before may have arrived whose answer was lost.
                 link.note_draining()
                 if live.session is session:
+                    self._departures.tell(live)
                     live.leave()
             except TransportError as error:
                 # It may have arrived: the same number and id again are the same request.
                 link.last_error = error.message
                 was_elsewhere = True
                 if time.monotonic() - live.waiting_since > self._window_s:
+                    self._departures.tell(live)
                     raise self._unavailable() from None
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_S)
@@ -270,6 +272,7 @@ class Failover:
             rest_s = since + self._window_s - time.monotonic()
             look_s = min(rest_s, _VACANCY_LOOK_S) if live in self._suspects else rest_s
             if not await self._fleet.wait_for_news(look_s) and rest_s <= 0:
+                self._departures.tell(live)
                 raise self._unavailable()
 
     def _move(self, live: LiveRequest, reason: str) -> None:

@@ -235,6 +235,8 @@ class WireSession:
         try:
             while True:
                 self._monitor.recv_multipart(zmq.NOBLOCK)
+                # The engine may have said goodbye, and why.
+                self._take_the_rest()
                 # libzmq would reconnect on its own, and lose frames in silence.
                 self._lose(Loss("the connection was cut"))
         except zmq.Again:
@@ -327,6 +329,9 @@ class WireSession:
                 self._take(self._socket.recv(_NOBLOCK))
             except zmq.ZMQError:
                 return
+            except Exception:
+                # The connection must end all the same, and be opened again.
+                logger.exception("a frame of the delta wire could not be taken")
             self._burst += 1
 
     def _take(self, data: bytes) -> None:

@@ -32,7 +32,8 @@ class Wakeups:
     """Wakes mailboxes. One event loop owns it."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Mailbox] = {}
+        # With the time of the first frame that each was held at.
+        self._held: dict[int, tuple[float, Mailbox]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_frame = 0.0
         self._interval_s = 1.0
@@ -55,17 +56,23 @@ class Wakeups:
             for mailbox in touched.values():
                 mailbox.wake()
             return
-        self._turn = turn = (self._turn + 1) % num_frames
+        # Counted on, whatever the number of turns: it may change from frame to frame.
+        self._turn += 1
+        turn = self._turn % num_frames
         held = self._held
+        overdue = now - LONG_HOLD_S
         for number in [number for number in held if number not in touched]:
-            if number % num_frames == turn:
-                held.pop(number).wake()
+            since, mailbox = held[number]
+            if number % num_frames == turn or since < overdue:
+                del held[number]
+                mailbox.wake()
         for number, mailbox in touched.items():
-            if number % num_frames == turn or number in urgent:
+            since, _ = held.get(number) or (now, mailbox)
+            if number % num_frames == turn or number in urgent or since < overdue:
                 held.pop(number, None)
                 mailbox.wake()
             else:
-                held[number] = mailbox
+                held[number] = since, mailbox
                 mailbox.hold()
         self._flush_unless_more_comes(hold_s)
 
@@ -93,5 +100,5 @@ class Wakeups:
             self._timer = None
         if self._held:
             held, self._held = self._held, {}
-            for mailbox in held.values():
+            for _, mailbox in held.values():
                 mailbox.wake()

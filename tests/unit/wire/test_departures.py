@@ -11,15 +11,16 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
-from pagewire.errors import AlreadyExistsError
+from pagewire.errors import AlreadyExistsError, UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client import link as link_module
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
-from pagewire_frontend.engine_client.control import TransportError
+from pagewire_frontend.engine_client.control import DrainingError, TransportError
 from pagewire_frontend.engine_client.failover import Failover
 from pagewire_frontend.engine_client.fleet import Fleet
 from pagewire_frontend.engine_client.link import EngineLink
+from pagewire_frontend.engine_client.live_request import LiveRequest
 
 ACCEPTED = SimpleNamespace(seed=1, adapter_version="")
 
@@ -30,9 +31,9 @@ async def unprepared(link: EngineLink, info: ModelInfo) -> None: ...
 class Engines:
     """Links to engines of which the tests play the control APIs."""
 
-    def __init__(self) -> None:
-        self.fleet = Fleet(60.0)
-        self.failover = Failover(self.fleet, 60.0, unprepared)
+    def __init__(self, window_s: float = 60.0) -> None:
+        self.fleet = Fleet(window_s)
+        self.failover = Failover(self.fleet, window_s, unprepared)
 
     def add(self, name: str, epoch: int = 1) -> EngineLink:
         link = EngineLink(name, lambda: AsyncMock(), self.failover)  # type: ignore[arg-type]
@@ -174,3 +175,48 @@ async def test_an_engine_that_is_given_up_is_told_nothing(engines: Engines) -> N
     assert told is not None
     await asyncio.wait_for(told, 30)
     assert not aborts(link)
+
+
+async def test_an_engine_that_drains_may_have_had_an_earlier_submit(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagewire_frontend.engine_client.failover.MIN_RETRY_S", 0.001)
+    link, other = engines.add("a", 1), engines.add("b", 2)
+    other.draining = True
+    answers = [TransportError("its answer is lost"), DrainingError("it drains")]
+    link.control.submit.side_effect = answers  # type: ignore[attr-defined]
+    drains = asyncio.Event()
+
+    def note_draining() -> None:
+        link.draining = True
+        drains.set()
+
+    monkeypatch.setattr(link, "note_draining", note_draining)
+    submitted = asyncio.create_task(engines.failover.submit(request()))
+    await drains.wait()
+    other.draining = False
+    engines.fleet.announce()
+    live = await asyncio.wait_for(submitted, 30)
+    assert live.link is other
+    assert aborts(link) == [(None, FinishReason.ABORT, 1)]
+
+
+async def test_one_that_finds_no_engine_in_time_is_not_left_where_it_may_have_arrived() -> None:
+    engines = Engines(window_s=0.05)
+    link = engines.add("a")
+    link.control.submit.side_effect = TransportError("its answer is lost")  # type: ignore[attr-defined]
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(engines.failover.submit(request()), 30)
+    await settled()
+    assert aborts(link) == [(None, FinishReason.ABORT, 1)]
+    await engines.failover.close()
+
+
+async def test_a_submit_that_was_begun_before_may_be_what_exists_already(engines: Engines) -> None:
+    link = engines.add("a")
+    link.control.submit.side_effect = [AlreadyExistsError("it lives"), ACCEPTED]  # type: ignore[attr-defined]
+    live = LiveRequest(request(), lambda live: None)
+    live.number = 1  # in an earlier place, which did not answer
+    await asyncio.wait_for(engines.failover._place(live), 30)
+    assert live.accepted
+    assert aborts(link) == [(None, FinishReason.ABORT, None)]

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from pagewire.errors import PagewireError
 from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.v1.token_deltas_pb2 import StepDeltas
 from pagewire_engine.outputs import PromptLogprobsOutput, SequenceOutput
@@ -289,3 +290,15 @@ def test_a_vector_that_comes_twice_is_delivered_once() -> None:
     assert delta.vector == [1.5]
     assert delta.finish_reason is FinishReason.STOP
     assert mailbox.ended
+
+
+def test_an_end_for_a_reason_of_later_versions_fails_one_request_only() -> None:
+    boxes = {number: Mailbox(1, on_end=lambda: None) for number in (1, 2)}
+    frame = StepDeltas()
+    frame.finished.add(stream=1, reason=99)  # type: ignore[arg-type]
+    frame.finished.add(stream=2, reason=int(FinishReason.LENGTH))  # type: ignore[arg-type]
+    failures: dict[int, PagewireError] = {}
+    deliver(frame, boxes, failures.__setitem__)
+    assert "99" in failures[1].message
+    assert list(failures) == [1]
+    assert boxes[2].ended

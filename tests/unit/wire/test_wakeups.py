@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -101,6 +102,35 @@ async def test_a_stream_that_has_its_turn_need_not_be_in_the_frame(
         for _ in range(3):
             await asyncio.sleep(0)
     assert not flood.mailboxes[-1]._pending
+    for consumer in flood.consumers:
+        consumer.cancel()
+
+
+@pytest.mark.parametrize(
+    ("turns", "interval_s", "hold_s", "most"), [((2, 3), 0.001, 60.0, 12), ((4,), 0.02, 0.025, 3)]
+)
+async def test_each_stream_has_its_turn_soon_however_the_rate_changes(
+    monkeypatch: pytest.MonkeyPatch,
+    turns: tuple[int, ...],
+    interval_s: float,
+    hold_s: float,
+    most: int,
+) -> None:
+    monkeypatch.setattr(wakeups, "LONG_HOLD_S", hold_s)
+    num_frames = itertools.cycle(turns)
+    monkeypatch.setattr(Wakeups, "_frames_a_wakeup", lambda *_: (next(num_frames), 60.0))
+    now = [100.0]
+    monkeypatch.setattr(wakeups.time, "monotonic", lambda: now[0])
+    flood = Flood(12)
+    for _ in range(50):
+        now[0] += interval_s
+        flood.frame()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    told = [turn[-1] for turn in flood.turns]
+    assert max(len(delta.token_ids) for delta in told) <= most
+    # What has come of each at all: none waits for ever.
+    assert sum(flood.sizes()) >= 12 * (50 - most)
     for consumer in flood.consumers:
         consumer.cancel()
 
