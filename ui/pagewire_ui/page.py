@@ -53,6 +53,19 @@ _THEME = gr.themes.Default(
 _CLOSE_CONTROLS_ON_A_PHONE = """() => {
   if (window.innerWidth < 768) document.querySelector(".sidebar.open .toggle-button")?.click();
 }"""
+# As screen readers tell of tabs; Gradio's hear the Tab key alone.
+_WALK_TABS_BY_ARROWS = """() => {
+  document.querySelector("#tabs").onkeydown = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const tab = event.target.closest("[role=tab]");
+    if (!step || !tab || event.altKey || event.ctrlKey || event.metaKey) return;
+    const all = [...tab.parentNode.querySelectorAll("[role=tab]:enabled")];
+    const next = all.at((all.indexOf(tab) + step) % all.length);
+    event.preventDefault();
+    next.focus();
+    next.click();
+  };
+}"""
 _LOOK_FOR_MODELS_S = 2.0
 # Once the model is there: adapters come and go.
 _LOOK_AGAIN_S = 10.0
@@ -91,6 +104,7 @@ class Page:
             clock = gr.Timer(_LOOK_FOR_MODELS_S)
             panel.listen(private)
             page.load(None, js=_CLOSE_CONTROLS_ON_A_PHONE, **private)
+            page.load(None, js=_WALK_TABS_BY_ARROWS, **private)
             found = [head, clock, panel.model]
             page.load(self._look_for_models, [panel.model], found, queue=False, **private)
             clock.tick(self._look_for_models, [panel.model], found, queue=False, **private)

@@ -66,7 +66,7 @@ def test_the_keyboard_alone_chats(page: Page) -> None:
     box.focus()
     page.keyboard.type("Write a long story about a dragon.")
     page.keyboard.press("Enter")
-    expect(answer(page)).to_contain_text(re.compile(r"\w+ \w+"))
+    expect(answer(page).locator(".pw-markdown").last).to_contain_text(re.compile(r"\w+ \w+"))
     page.keyboard.press("Escape")
     expect(page.locator("#status")).to_contain_text("stopped by you")
     page.keyboard.press("ArrowUp")
@@ -74,8 +74,11 @@ def test_the_keyboard_alone_chats(page: Page) -> None:
     page.keyboard.press("Escape")
     # Tabs by arrows, as everywhere else.
     page.get_by_role("tab", name="Chat").focus()
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tab", name="Compare")).to_have_attribute("aria-selected", "true")
+    for key, label in (("ArrowRight", "Compare"), ("ArrowLeft", "Chat"), ("ArrowLeft", "Engine")):
+        page.keyboard.press(key)
+        tab = page.get_by_role("tab", name=label)
+        expect(tab).to_have_attribute("aria-selected", "true")
+        expect(tab).to_be_focused()
 
 
 @pytest.fixture(scope="module")
