@@ -231,13 +231,12 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             if not context.is_active():
                 # Its caller may have called again, and submitted again since.
                 raise RequestCancelledError("the call was cancelled")
-            stream = self._streams.sessions.find(
-                request.session_id, request.request_id, number, whole=whole
-            )
+            sessions = self._streams.sessions
+            find = sessions.dismiss if whole else sessions.find
+            stream = find(request.session_id, request.request_id, number)
             if stream is None:
                 return engine_pb2.AbortResponse()
             if whole:
-                self._streams.sessions.release_id(stream)
                 self._loop.abort(stream.engine_id, None, reason)
             elif request.sequence in stream.logs:
                 self._loop.abort(stream.engine_id, request.sequence, reason)

@@ -166,34 +166,38 @@ class SessionTable:
             self._end(stream)
             stream.session.drop_stream(stream)
 
-    def find(
-        self, session_id: str, request_id: str, number: int | None = None, *, whole: bool = False
-    ) -> Stream | None:
-        """The session's live stream of a request, to be told to end.
+    def find(self, session_id: str, request_id: str, number: int | None = None) -> Stream | None:
+        """The session's live stream of a request.
 
         Args:
             session_id: of the session.
             request_id: of the request.
             number: only the stream of this number; None: of any.
-            whole: all of it ends: where it has not come yet, it is refused when it comes.
+
+        Raises:
+            NotFoundError: no such session.
+        """
+        with self.lock:
+            return self._find(self._heard(session_id), request_id, number)
+
+    def dismiss(self, session_id: str, request_id: str, number: int | None = None) -> Stream | None:
+        """A request is to end: its id may be used again, and what it still says is kept. Where the
+        stream of this number has not come yet, it is refused when it comes.
+
+        Returns:
+            The stream that runs, as `find` does.
 
         Raises:
             NotFoundError: no such session.
         """
         with self.lock:
             session = self._heard(session_id)
-            stream = self._live.get(request_id)
-            if stream is not None and stream.session is session and number in (None, stream.number):
-                return stream
-            if whole and number:
+            stream = self._find(session, request_id, number)
+            if stream is not None:
+                del self._live[request_id]
+            elif number:
                 session.use_number(number)
-            return None
-
-    def release_id(self, stream: Stream) -> None:
-        """The request was told to end: its id may be used again; what it still says is kept."""
-        with self.lock:
-            if self._live.get(stream.request_id) is stream:
-                del self._live[stream.request_id]
+            return stream
 
     def rewind(self, session_id: str) -> None:
         """Moves a session's streams back to what was acknowledged.
@@ -290,6 +294,12 @@ class SessionTable:
             self._abort(stream.engine_id)
             self._end(stream)
         return len(live)
+
+    def _find(self, session: Session, request_id: str, number: int | None) -> Stream | None:
+        stream = self._live.get(request_id)
+        if stream is None or stream.session is not session:
+            return None
+        return stream if number in (None, stream.number) else None
 
     def _heard(self, session_id: str) -> Session:
         """The session of a call, which is a sign of life."""

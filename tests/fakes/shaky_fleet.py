@@ -144,11 +144,11 @@ class Control:
         def handle(life: Life, call: Call) -> Any:
             if not call.active:
                 return
-            found = life.table.find(session_id, request_id, stream, whole=sequence is None)
+            find = life.table.dismiss if sequence is None else life.table.find
+            found = find(session_id, request_id, stream)
             if found is None:
                 return
             if sequence is None:
-                life.table.release_id(found)
                 life.abort(found.engine_id, None, reason)
             elif sequence in found.logs:
                 life.abort(found.engine_id, sequence, reason)

@@ -384,13 +384,15 @@ class Failover:
             return
         self._placement.forget_cache_of(link, True)
         died = state is LinkState.STUCK or link.died
-        stay = len(movable) < len(link.lives)
-        for live in movable if stay else ():
-            self._departures.tell(live)
+        some_stay = len(movable) < len(link.lives)
+        if some_stay:
+            # Else the session is ended, and all of it with that.
+            for live in movable:
+                self._departures.tell(live)
         counted = self._lose(movable, session, "death" if died else "drain")
         for live in counted:
             self._presumed.note(link, session.epoch, live)
-        if not stay:
+        if not some_stay:
             link.abandon_session()
 
     def _fail_those_of_another_model(self, link: EngineLink) -> None:

@@ -93,7 +93,7 @@ class LiveRequest:
 
     @property
     def proven(self) -> bool:
-        """Whether the engine that has it did not die of it when it was tried there."""
+        """Whether it came through a trial in the session that it is in now."""
         return self.session is not None and self.proven_in is self.session
 
     @property

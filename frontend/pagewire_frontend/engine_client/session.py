@@ -31,9 +31,10 @@ _damaged = LimitedLog(logger)
 HELLO_TIMEOUT_S = 3.0
 SILENCE_S = 5.0
 STUCK_AFTER_S = 30.0
-# Half the engine's window: it never waits for an acknowledgement that waits for more frames.
-_ACK_EVERY = 4
+# Frames that the engine sends ahead.
 _WINDOW = 8
+# Half of them: it never waits for an acknowledgement that waits for more frames.
+_ACK_EVERY = 4
 _ACK_DELAY_S = 0.01
 _COMPLAIN_INTERVAL_S = 0.2
 _WATCH_INTERVAL_S = 0.25

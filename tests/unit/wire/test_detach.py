@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagewire.errors import NotFoundError, UnauthenticatedError
+from pagewire.errors import InvalidArgumentError, NotFoundError, UnauthenticatedError
 from pagewire_engine.session_table import SessionTable
 
 
@@ -41,3 +41,16 @@ def test_detaching_needs_the_sessions_secret() -> None:
         table.detach(session_id, "guessed")
     assert not aborted
     assert len(table) == 1
+
+
+def test_to_look_for_a_stream_changes_nothing_and_to_dismiss_it_refuses_it_when_it_comes() -> None:
+    table, session_id, _ = table_with_a_request([])
+    assert table.find(session_id, "later", 2) is None
+    assert table.open_stream(session_id, 2, "later", {0: 0}, 0)[1]
+    assert table.dismiss(session_id, "late", 3) is None
+    with pytest.raises(InvalidArgumentError):
+        table.open_stream(session_id, 3, "late", {0: 0}, 0)
+    # Of one that runs the id is free at once.
+    assert table.dismiss(session_id, "r", 2) is None
+    assert table.dismiss(session_id, "r", 1) is not None
+    assert table.open_stream(session_id, 4, "r", {0: 0}, 0)[1]
