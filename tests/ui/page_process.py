@@ -32,19 +32,20 @@ def page_process(frontend_port: int, *flags: str, **environment: str) -> Iterato
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}/"
     deadline = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-            break
-        except OSError:
-            assert process.poll() is None, "the page ended at start"
-            assert time.monotonic() < deadline, "the page did not start"
-            time.sleep(0.1)
     try:
+        while True:
+            try:
+                urllib.request.urlopen(url, timeout=30).close()
+                break
+            except OSError:
+                assert process.poll() is None, "the page ended at start"
+                assert time.monotonic() < deadline, "the page did not start"
+                time.sleep(0.1)
         yield url
     finally:
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        status = process.wait(timeout=60)
+    assert status == 0
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from pagewire.v1 import engine_pb2
 from tests.ui.browser import answer, choose, new_chat, send, take_pictures
@@ -45,16 +45,15 @@ def tab(opened: Page) -> Page:
     return opened
 
 
-def row(page: Page, name: str) -> str:
+def row(page: Page, name: str) -> Locator:
     """What the table says of an adapter."""
-    return page.locator(f'#adapters-table tr[data-adapter="{name}"]').inner_text()
+    return page.locator(f'#adapters-table tr[data-adapter="{name}"]')
 
 
 def test_the_table_tells_lineage_memory_and_requests(tab: Page) -> None:
-    text = row(tab, "sql")
     for told in ("fake-model → sql", "1.2 MB host, 1.2 MB device", "3 running", "in host memory",
                  "alpha 16", "down_proj, q_proj", "aaaaaaaaaa"):  # fmt: skip
-        assert told in text
+        expect(row(tab, "sql")).to_contain_text(told)
     expect(tab.locator("#adapters-table")).to_contain_text("rank up to 16")
 
 
@@ -75,7 +74,7 @@ def test_a_load_shows_its_progress_and_then_the_adapter_can_be_chosen(
     expect(tab.get_by_role("alert")).to_contain_text("poems is loaded already")
     tab.locator("#update").click()
     expect(tab.locator("#adapters-note")).to_contain_text("Updated poems")
-    assert "bbbbbbbbbb" in row(tab, "poems")
+    expect(row(tab, "poems")).to_contain_text("bbbbbbbbbb")
     assert adapters.requests[-1].in_place
     new_chat(tab)
     choose(tab, "Model", "poems (adapter of fake-model)")

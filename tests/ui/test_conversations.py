@@ -82,7 +82,7 @@ def test_an_answer_is_drawn_as_markdown_and_nothing_in_it_runs(chat: Page) -> No
     expect(drawn.locator(".pw-code-keyword").first).to_have_text("def")
     expect(drawn.locator("a").first).to_have_attribute("rel", "noopener noreferrer nofollow")
     assert drawn.locator("img, script").count() == 0
-    assert all(link.get_attribute("href", timeout=1000).startswith("https:")  # type: ignore[union-attr]
+    assert all(link.get_attribute("href").startswith("https:")  # type: ignore[union-attr]
                for link in drawn.locator("a").all())  # fmt: skip
     assert chat.title() == "pagewire chat"
     assert "example.org" not in hosts

@@ -32,7 +32,7 @@ def test_the_tab_draws_queues_blocks_and_step_and_follows_the_engine(
 ) -> None:
     page.reload()
     page.get_by_role("tab", name="Engine").click()
-    expect(page.locator("#engine svg").first).to_be_visible(timeout=20_000)
+    expect(page.locator("#engine svg").first).to_be_visible()
     assert figure(page, "running") == "2"
     assert figure(page, "waiting") == "3"
     assert figure(page, "blocks held") == "8 %"
@@ -67,7 +67,7 @@ def test_the_tab_draws_queues_blocks_and_step_and_follows_the_engine(
 
 def test_nobody_looks_at_the_engine_from_the_chat(page: Page, engine: FakeObservability) -> None:
     page.reload()
-    expect(page.get_by_role("tab", name="Engine")).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("tab", name="Engine")).to_be_visible()
     send(page, "hello")
     expect(answer(page)).to_contain_text("You said: hello")
     assert engine.looks == 0

@@ -61,7 +61,7 @@ def test_without_a_login_nothing_is_told(proxied: tuple[str, str]) -> None:
     _, own = proxied
     for path in ("config", "gradio_api/info", "gradio_api/queue/data?session_hash=x"):
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(own + path, timeout=10)
+            urllib.request.urlopen(own + path, timeout=30)
         assert refused.value.code == 401
     request = urllib.request.Request(
         own + "gradio_api/run/predict",
@@ -69,7 +69,7 @@ def test_without_a_login_nothing_is_told(proxied: tuple[str, str]) -> None:
         headers={"content-type": "application/json"},
     )
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=30)
     assert refused.value.code == 401
 
 
