@@ -248,8 +248,9 @@ class Failover:
                 self._departures.tell(live, index, FinishReason.STOP)
 
     async def _link_for(self, live: LiveRequest) -> EngineLink | None:
-        """The engine to submit to, once there is one and no suspect is on trial; None when the
-        request has ended meanwhile, or must be tried.
+        """The engine to submit to, once there is one and it need not wait for trials of others; for
+        a suspect, once one is rid of what is unproven, which is sent away. None when the request
+        has ended meanwhile, or must be tried.
 
         Raises:
             UnavailableError: there was none within the window.
