@@ -51,11 +51,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _chunk(size: int) -> torch.Tensor:
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(size, dtype=torch.uint8)
     try:
+        if not hasattr(mmap, "MADV_HUGEPAGE"):
+            return torch.empty(size, dtype=torch.uint8)
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's
         raise MemoryError(f"{size / 2**20:.0f} MiB of host memory: {error}") from None
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)

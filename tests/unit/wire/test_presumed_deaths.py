@@ -29,13 +29,17 @@ async def stuck() -> tuple[Engines, EngineLink, LiveRequest]:
     return engines, link, live
 
 
+def get_on(engines: Engines, link: EngineLink) -> None:
+    link.session.stuck = False  # type: ignore[union-attr,misc]
+    link._connected = True
+    engines.failover.on_changed(link)
+
+
 async def test_one_that_was_stuck_and_gets_on(
     stuck: tuple[Engines, EngineLink, LiveRequest],
 ) -> None:
     engines, link, live = stuck
-    link.session.stuck = False  # type: ignore[union-attr,misc]
-    link._connected = True
-    engines.failover.on_changed(link)
+    get_on(engines, link)
     assert live.deaths == 0
     await engines.failover.close()
 
@@ -46,9 +50,7 @@ async def test_deaths_that_were_explained_since_are_not_taken_back_twice(
     engines, link, live = stuck
     live.explain_deaths(0)
     live.deaths += 1  # another engine's
-    link.session.stuck = False  # type: ignore[union-attr,misc]
-    link._connected = True
-    engines.failover.on_changed(link)
+    get_on(engines, link)
     assert live.deaths == 1
     await engines.failover.close()
 
