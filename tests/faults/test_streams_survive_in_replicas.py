@@ -4,21 +4,26 @@ which one dies, or both are restarted in turn: token for token as if nothing had
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.e2e.wire_peer import wait_until_async
 from tests.fakes.real_processes import RealEngine, RealFrontend
 from tests.faults.conftest import TinyModel
-from tests.faults.streams_in_the_middle import catch_in_the_middle
+from tests.faults.streams_in_the_middle import CaughtStreams, catch_in_the_middle
 
 STEP_S = 0.02
 LIMIT_S = 240.0
 
 
-@pytest.mark.slow
-async def test_over_one_of_two_engines_that_was_killed(tiny: TinyModel) -> None:
+@contextlib.asynccontextmanager
+async def stopped_in_the_middle(
+    tiny: TinyModel,
+) -> AsyncIterator[tuple[RealEngine, RealEngine, RealFrontend, CaughtStreams]]:
+    """Two engines, which stand still, and their frontend, with all streams in the middle."""
     with (
         RealEngine(*tiny.flags, step_s=STEP_S) as one,
         RealEngine(*tiny.flags, step_s=STEP_S) as two,
@@ -32,6 +37,12 @@ async def test_over_one_of_two_engines_that_was_killed(tiny: TinyModel) -> None:
         caught = await catch_in_the_middle(
             tiny.cases, frontend.http, frontend.grpc, tiny.expected, to_both
         )
+        yield one, two, frontend, caught
+
+
+@pytest.mark.slow
+async def test_over_one_of_two_engines_that_was_killed(tiny: TinyModel) -> None:
+    async with stopped_in_the_middle(tiny) as (one, two, _frontend, caught):
         two.signal(signal.SIGCONT)
         one.kill()
         # It stays dead.
@@ -44,19 +55,7 @@ async def test_over_one_of_two_engines_that_was_killed(tiny: TinyModel) -> None:
 
 @pytest.mark.slow
 async def test_over_one_of_two_engines_that_stands_still_and_comes_back(tiny: TinyModel) -> None:
-    with (
-        RealEngine(*tiny.flags, step_s=STEP_S) as one,
-        RealEngine(*tiny.flags, step_s=STEP_S) as two,
-        RealFrontend(f"{one.target},{two.target}") as frontend,
-    ):
-
-        def to_both(number: int) -> None:
-            one.signal(number)
-            two.signal(number)
-
-        caught = await catch_in_the_middle(
-            tiny.cases, frontend.http, frontend.grpc, tiny.expected, to_both
-        )
+    async with stopped_in_the_middle(tiny) as (one, two, frontend, caught):
         two.signal(signal.SIGCONT)
         answers = await asyncio.wait_for(caught.answers, LIMIT_S)
         for name, answer in answers.items():
@@ -72,20 +71,9 @@ async def test_over_one_of_two_engines_that_stands_still_and_comes_back(tiny: Ti
 
 @pytest.mark.slow
 async def test_over_a_rolling_restart_of_both_engines(tiny: TinyModel) -> None:
-    with (
-        RealEngine(*tiny.flags, step_s=STEP_S) as one,
-        RealEngine(*tiny.flags, step_s=STEP_S) as two,
-        RealFrontend(f"{one.target},{two.target}") as frontend,
-    ):
-
-        def to_both(number: int) -> None:
-            one.signal(number)
-            two.signal(number)
-
-        caught = await catch_in_the_middle(
-            tiny.cases, frontend.http, frontend.grpc, tiny.expected, to_both
-        )
-        to_both(signal.SIGCONT)
+    async with stopped_in_the_middle(tiny) as (one, two, frontend, caught):
+        one.signal(signal.SIGCONT)
+        two.signal(signal.SIGCONT)
         for engine in (one, two):
             engine.signal(signal.SIGTERM)
             assert await asyncio.to_thread(engine.wait) == 0
