@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,8 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 
 def test_children_see_no_settings_in_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PAGEWIRE_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("PAGEWIRE_PORT", "tcp://10.0.0.1:80")  # as Kubernetes sets it
     monkeypatch.setenv("PAGEWIRE_DTYPE", "float16")
     monkeypatch.setenv("PAGEWIRE_CONFIG", "/nowhere.yaml")
