@@ -42,6 +42,7 @@ def compile_ahead(
     sizes: GraphSizes,
     *,
     max_num_seqs: int,
+    max_num_tokens: int,
     max_model_len: int,
     block_size: int,
 ) -> None:
@@ -51,6 +52,7 @@ def compile_ahead(
         runner: of its own for this: it is left with sequences that never were computed.
         sizes: of the graphs that are to be captured.
         max_num_seqs: most decodes in a step.
+        max_num_tokens: most tokens of a step.
         max_model_len: longest context.
         block_size: tokens of a block of the runner's cache, of which one is enough; nothing is
             written to it.
@@ -60,9 +62,10 @@ def compile_ahead(
         runner.capture(_compiled_for(sizes, max_num_seqs, max_model_len).graphs(_Once()))
         runner.capture(GraphSet())
         for decodes in (0, 1):
-            plan = largest_step(
-                decodes + _CHUNK, min(decodes + 1, max_num_seqs), max_model_len, block_size
-            )
+            # No more tokens than there is room for: what is no Triton kernel does run.
+            num_tokens = min(decodes + _CHUNK, max_num_tokens)
+            num_sequences = min(decodes + 1, max_num_seqs)
+            plan = largest_step(num_tokens, num_sequences, max_model_len, block_size)
             runner.execute(plan)
             runner.execute(StepPlan(0, forgotten=[new.sequence_id for new in plan.new_sequences]))
     logger.info(

@@ -243,6 +243,8 @@ class DeviceRunner:
         layout = add_parts(array, plan, scheduled, samples, self._cache.block_size)
         graph = self._layers_graph(layout)
         parts = layout.parts
+        # Kernels would read and write beyond the inputs.
+        assert parts.num_tokens <= len(self._inputs.token_ids), "a step has more than its tokens"
         if graph is not None:
             parts = replace(parts, room=(len(self._inputs.slots), graph.num_rows))
         sent = self._uploads.send(array)

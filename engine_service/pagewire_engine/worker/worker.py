@@ -187,7 +187,7 @@ class Worker:
         """Runs it, and forgets its sequences. Block 0 is overwritten."""
         config = self._config
         plan = largest_step(
-            config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
+            self._max_num_tokens,
             config.max_num_seqs,
             self._max_model_len,
             config.block_size,
@@ -236,6 +236,7 @@ class Worker:
                 runner,
                 self._graph_sizes(),
                 max_num_seqs=config.max_num_seqs,
+                max_num_tokens=self._max_num_tokens,
                 max_model_len=self._max_model_len,
                 block_size=config.block_size,
             )
@@ -291,11 +292,16 @@ class Worker:
                 eos_token_ids=description.eos_token_ids,
                 device=self._device,
                 max_num_seqs=config.max_num_seqs,
-                max_num_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
+                max_num_tokens=self._max_num_tokens,
                 max_model_len=description.max_model_len,
                 grammars=self._grammars,
                 adapters=self._adapters,
             )
+
+    @property
+    def _max_num_tokens(self) -> int:
+        """Of a step that is launched ahead."""
+        return self._config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"]
 
     def _graph_sizes(self) -> GraphSizes:
         config, attention = self._config, self._kernels.attention
@@ -303,7 +309,7 @@ class Worker:
             return GraphSizes()
         return GraphSizes.of(
             max_num_seqs=config.max_num_seqs,
-            max_num_tokens=config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cuda"],
+            max_num_tokens=self._max_num_tokens,
             max_context=config.max_seq_len_to_capture or self._max_model_len,
             num_weights=self._num_weights() if attention.captures_chunks else 0,
         )

@@ -49,8 +49,9 @@ def test_a_start_tells_where_its_time_went(tiny_llama: Path) -> None:
     assert set(built.info.startup_s) >= {"kernels", "weights", "largest step", "KV blocks"}
 
 
+@pytest.mark.parametrize("max_num_tokens", [64, 24])  # 24: room for less than what is compiled for
 def test_what_steps_launch_is_compiled_and_not_run(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, max_num_tokens: int
 ) -> None:
     """In bf16, as on a GPU; the launches themselves would fail here."""
     model, _ = load(tiny_llama, dtype=torch.bfloat16)
@@ -64,7 +65,7 @@ def test_what_steps_launch_is_compiled_and_not_run(
         eos_token_ids=[257],
         device=device,
         max_num_seqs=16,
-        max_num_tokens=64,
+        max_num_tokens=max_num_tokens,
         max_model_len=128,
     )
     asked: list[str] = []
@@ -77,8 +78,9 @@ def test_what_steps_launch_is_compiled_and_not_run(
     with recorded() as launched:
         compile_ahead(
             runner,
-            GraphSizes([1, 16], [16, 64], [128]),
+            GraphSizes([1, 16], [16, max_num_tokens], [128]),
             max_num_seqs=16,
+            max_num_tokens=max_num_tokens,
             max_model_len=128,
             block_size=16,
         )
