@@ -70,6 +70,48 @@ async def test_a_body_in_chunks_of_a_byte_is_read(port: int) -> None:
     assert answer["choices"][0]["message"]["content"] == "ok"
 
 
+@pytest.mark.parametrize("offered", ["h2c", "websocket"])
+async def test_an_offer_of_another_protocol_is_passed_over_and_the_body_read(
+    port: int, offered: str
+) -> None:
+    """Java's client offers HTTP/2 with its first request, and sends the body at once."""
+    headers = JSON + (
+        "connection: Upgrade, HTTP2-Settings\r\n"
+        f"upgrade: {offered}\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+    )
+    data = b"".join(
+        request("POST", PATH, BODY, headers + f"x-request-id: number-{number}\r\n" + end)
+        for number, end in enumerate(("", "", CLOSE))
+    )
+    told = await answers_to(port, data)
+    assert told.count(b"HTTP/1.1 200 OK") == 3
+    assert told.count(b'"content":"ok"') == 3
+    chunked = JSON + CLOSE + f"connection: upgrade\r\nupgrade: {offered}\r\n"
+    chunked += "transfer-encoding: chunked\r\n"
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    assert parsed(await answers_to(port, request("POST", PATH, b"", chunked) + body))[0] == 200
+
+
+async def test_many_offers_at_once_are_each_answered(port: int) -> None:
+    """More than Python's stack is deep."""
+    offer = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
+    data = (offer + b"\r\n") * 1500 + offer + CLOSE.encode() + b"\r\n"
+    assert (await answers_to(port, data)).count(b"HTTP/1.1 200 OK") == 1501
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(port: int) -> None:
+    streaming = BODY[:-1] + b', "stream": true}'
+    data = request("POST", PATH, streaming, JSON).replace(b"HTTP/1.1", b"HTTP/1.0")
+    head, _, body = (await answers_to(port, data)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"data: [DONE]\n\n")
+    whole = request("POST", PATH, BODY, JSON).replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert parsed(await answers_to(port, whole))[1]["choices"][0]["message"]["content"] == "ok"
+
+
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/ping", "/v1/models", "/metrics"])
 async def test_a_head_is_that_of_the_answer_without_its_body(port: int, path: str) -> None:
     head, _, body = (await answers_to(port, request("HEAD", path, b"", CLOSE))).partition(

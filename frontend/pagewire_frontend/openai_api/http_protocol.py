@@ -1,8 +1,10 @@
 """HTTP connections that can't be held open, or filled, by a request that never ends, nor by a
-client that does not read its answer.
+client that does not read its answer; and clients of HTTP/1.0 or with an offer of another protocol.
 
 uvicorn's httptools protocol bounds neither the bytes of a request's head and of a chunked body's
-trailers nor the time in which a request must come, nor that in which an answer must be taken.
+trailers nor the time in which a request must come, nor that in which an answer must be taken. It
+drops the body of a request that offers HTTP/2, as Java's client does with each first one, and
+answers HTTP/1.0 in chunks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pagewire_frontend.openai_api.errors import error_body
 
@@ -23,6 +26,8 @@ logger = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 << 10
 # A client may take this much longer for each byte it has sent of a body: 10 kB/s are enough.
 _SECONDS_PER_BYTE = 1e-4
+# Headers that offer another protocol, and the words of `connection` that name them.
+_OFFERS = (b"upgrade", b"http2-settings")
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -46,6 +51,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
         self._reading_head = True
+        self._declines_offer = False
         # Since the parser last left a head, trailers or the line before a chunk behind.
         self._head_bytes = 0
         self._body_bytes = 0
@@ -74,10 +80,42 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_request()
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._head_bytes > MAX_HEAD_BYTES:
             part = "head is" if self._reading_head else "trailers or chunk extensions are"
             self._refuse(431, f"the request's {part} longer than {MAX_HEAD_BYTES} bytes")
+
+    def _feed(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                message = "Invalid HTTP request received."
+                self.logger.warning(message)
+                self.send_400_response(message)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                # A CONNECT, too, comes here: what follows it is nothing that is spoken here.
+                rest = data[offer.args[0] :]
+                data = self._without_offer() + rest if self._declines_offer else b""
+                self._declines_offer = False
+
+    def _without_offer(self) -> bytes:
+        """The head of a request that offered another protocol, as if it had not: a server may
+        decline by silence (RFC 9110, 7.8). A new parser reads it, since the old one has passed over
+        its body."""
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [word.strip() for word in value.split(b",")]
+                value = b", ".join(word for word in words if word.lower() not in _OFFERS)
+            if value and name not in _OFFERS:
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"".join([*head, b"\r\n"])
 
     # -- the parser's callbacks ------------------------------------------------------------------
 
@@ -96,7 +134,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._reading_head = False
         self._head_bytes = 0
+        if any(name == b"upgrade" for name, _ in self.headers) and self.parser.should_upgrade():
+            self._declines_offer = True
+            return
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            unchunked = _UnchunkedSend(self.cycle)
+            self.cycle.send = unchunked  # type: ignore[method-assign]  # uvicorn makes the cycles
 
     def on_chunk_header(self) -> None:
         """The line before a chunk is complete."""
@@ -108,6 +152,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._declines_offer:
+            return
         self._reading_head = True
         self._head_bytes = 0
         self._stop_timer()
@@ -191,3 +237,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
             + body
         )
+
+
+class _UnchunkedSend:
+    """What HTTP/1.0 takes: an answer whose length is not known ends with the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._ends_with_connection = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", [])}
+            self._ends_with_connection = b"content-length" not in names
+            if self._ends_with_connection:
+                self._cycle.chunked_encoding = False
+        elif self._ends_with_connection:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
