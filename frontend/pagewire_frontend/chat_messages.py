@@ -119,10 +119,11 @@ def _content(content: Any, where: str, template: CompiledTemplate) -> str | list
 def _text_part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if not isinstance(part, dict) or part.get("type") is None:
+        raise InvalidArgumentError(where, 'must be a part: {"type": "text", "text": "..."}')
+    if part["type"] not in ("text", "refusal"):
         raise InvalidArgumentError(
-            f"{where}.type", f"this model takes text parts only, not {kind!r}"
+            f"{where}.type", f"this model takes parts of type 'text' only, not {part['type']!r:.60}"
         )
     text = part.get(part["type"])
     if not isinstance(text, str):

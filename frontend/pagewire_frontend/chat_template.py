@@ -15,7 +15,7 @@ from pagewire_frontend.errors import ChatTemplateError
 from pagewire_frontend.tokenizer import Tokenizer, json_object
 
 Messages = list[dict[str, Any]]
-_DEFAULT, _TOOL_USE = "default", "tool_use"
+DEFAULT_TEMPLATE, _TOOL_USE = "default", "tool_use"
 _TEMPLATE_FOLDER = "additional_chat_templates/"
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -69,7 +69,7 @@ class ChatTemplate:
         """
         if override is not None:
             compile_template(override)
-            return cls({_DEFAULT: override}, tokenizer)
+            return cls({DEFAULT_TEMPLATE: override}, tokenizer)
         return cls(_templates_in(files), tokenizer)
 
     def render(
@@ -158,8 +158,8 @@ class ChatTemplate:
             return self.templates.get(chat_template, chat_template)
         if tools and _TOOL_USE in self.templates:
             return self.templates[_TOOL_USE]
-        if _DEFAULT in self.templates:
-            return self.templates[_DEFAULT]
+        if DEFAULT_TEMPLATE in self.templates:
+            return self.templates[DEFAULT_TEMPLATE]
         if self.templates:
             names = ", ".join(sorted(self.templates))
             raise InvalidArgumentError(
@@ -249,7 +249,7 @@ def _templates_in(files: Mapping[str, bytes]) -> dict[str, str]:
     templates = _by_name(_json(files, "tokenizer_config.json").get("chat_template"))
     templates |= _by_name(_json(files, "chat_template.json").get("chat_template"))
     if "chat_template.jinja" in files:
-        templates[_DEFAULT] = files["chat_template.jinja"].decode("utf-8", "replace")
+        templates[DEFAULT_TEMPLATE] = files["chat_template.jinja"].decode("utf-8", "replace")
     for path, data in files.items():
         if path.startswith(_TEMPLATE_FOLDER):
             name = path.removeprefix(_TEMPLATE_FOLDER).removesuffix(".jinja")
@@ -261,7 +261,7 @@ def _by_name(entry: str | Sequence[Mapping[str, str]] | None) -> dict[str, str]:
     if entry is None:
         return {}
     if isinstance(entry, str):
-        return {_DEFAULT: entry}
+        return {DEFAULT_TEMPLATE: entry}
     try:
         return {str(item["name"]): str(item["template"]) for item in entry}
     except (KeyError, TypeError):

@@ -146,7 +146,9 @@ class SamplingParams:
         check_range("temperature", self.temperature, 0.0, 100.0)
         check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         if not -1 <= self.top_k < 2**31:
-            raise InvalidArgumentError("top_k", f"must be 0 or -1 (all) or above, not {self.top_k}")
+            raise InvalidArgumentError(
+                "top_k", f"must be 1 to {2**31 - 1}, or 0 or -1 for all tokens, not {self.top_k}"
+            )
         check_range("min_p", self.min_p, 0.0, 1.0)
         check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)

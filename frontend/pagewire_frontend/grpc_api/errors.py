@@ -52,6 +52,7 @@ _TEMPLATE_FIELDS = frozenset(
         "add_generation_prompt",
         "continue_final_message",
         "reasoning_effort",
+        "documents",
     )
 )
 

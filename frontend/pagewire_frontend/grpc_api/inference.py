@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 
 from pagewire.conversion import tasks_to_proto
-from pagewire.errors import InvalidArgumentError
 from pagewire.pooling import Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
@@ -106,6 +105,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             fill_output(choice, sequence)
             fill_choice(choice, sequence)
             choice.logprobs.extend(map(position_text, sequence.logprobs))
+        response.prompt_logprobs.extend(map(prompt_position, whole.prompt_logprobs))
         fill_usage(response.usage, generation.usage())
         return response
 
@@ -242,10 +242,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         generation = await self._serving.generation.find_model(request.model)
         request_id = check_request_id(request.request_id)
         params = requests.sampling_params(request, self._defaults())
-        if params.prompt_logprobs is not None:
-            raise InvalidArgumentError(
-                "prompt_logprobs", "Chat does not report them; Generate does"
-            )
         use = requests.tool_use_of(request)
         rendered = await self._render(generation, request)
         return GenerationRequest(

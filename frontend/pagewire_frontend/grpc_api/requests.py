@@ -23,7 +23,11 @@ from pagewire.sampling_params import (
 from pagewire.v1 import inference_pb2
 from pagewire_frontend.answers import TOOL_NAME
 from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
-from pagewire_frontend.generation_types import COMPLETION_MAX_TOKENS, GenerationRequest
+from pagewire_frontend.generation_types import (
+    COMPLETION_MAX_TOKENS,
+    MAX_PROMPTS,
+    GenerationRequest,
+)
 from pagewire_frontend.request_ids import check_request_id
 from pagewire_frontend.tool_choice import ToolUse, named_tool, tool_use
 
@@ -138,7 +142,12 @@ def _text(path: str, part: inference_pb2.ContentPart) -> str:
 
 def template_arguments(params: inference_pb2.ChatTemplateParams) -> dict[str, Any]:
     """Keyword arguments of `Generation.render_chat`."""
+    check_count("documents", params.documents, MAX_PROMPTS)
     return {
+        "documents": [
+            _plain(f"documents[{number}]", document)
+            for number, document in enumerate(params.documents)
+        ],
         "chat_template": params.chat_template if params.HasField("chat_template") else None,
         "chat_template_kwargs": (
             _plain("chat_template_kwargs", params.chat_template_kwargs) or None

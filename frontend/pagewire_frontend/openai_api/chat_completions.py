@@ -31,9 +31,6 @@ from pagewire_frontend.openai_api.requests import ChatBody
 from pagewire_frontend.serving import Serving
 from pagewire_frontend.tokenizer import Tokenizer
 
-# Rendering or tokenising more than this many bytes would hold up other streams.
-_LONG_BODY = 20_000
-
 
 async def create_chat_completion(serving: Serving, request: Request) -> Response:
     """Answers a conversation.

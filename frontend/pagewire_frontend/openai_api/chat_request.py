@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 
+from pagewire_frontend.chat_template import RenderedChat
+from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest
-from pagewire_frontend.openai_api.requests import ChatBody
+from pagewire_frontend.openai_api.requests import ChatBody, TokenizeBody
 from pagewire_frontend.serving import Serving
-from pagewire_frontend.tool_choice import tool_use
+from pagewire_frontend.tool_choice import ToolDefinition, tool_use
 from pagewire_frontend.tracing import phase
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
@@ -30,18 +33,8 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
     generation = await serving.generation.find_model(body.model or "")
     params = body.chat_sampling_params(generation.model_info.default_sampling_params)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    arguments: dict[str, Any] = {
-        "tools": use.tools,
-        "documents": body.documents,
-        "reasoning_effort": body.reasoning_effort,
-        "chat_template": body.chat_template,
-        "chat_template_kwargs": body.chat_template_kwargs,
-        "add_generation_prompt": body.add_generation_prompt,
-        "continue_final_message": bool(body.continue_final_message),
-    }
     with phase("render_chat"):
-        is_long = len(await request.body()) > _LONG_BODY
-        rendered = await generation.rendered_chat(body.messages, is_long=is_long, **arguments)
+        rendered = await rendered_chat(generation, request, body.messages, body, use.tools)
     return GenerationRequest(
         request_id=request.state.request_id,
         model=generation.model_name,
@@ -58,4 +51,29 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
             thinking_token_budget=body.thinking_token_budget,
             constrained=params.structured_output is not None,
         ),
+    )
+
+
+async def rendered_chat(
+    generation: Generation,
+    request: Request,
+    messages: list[dict[str, Any]],
+    body: ChatBody | TokenizeBody,
+    tools: Sequence[ToolDefinition] | None,
+) -> RenderedChat:
+    """The prompt of a body's messages.
+
+    Raises:
+        PagewireError: they can't be rendered.
+    """
+    return await generation.rendered_chat(
+        messages,
+        is_long=len(await request.body()) > _LONG_BODY,
+        tools=tools,
+        documents=body.documents,
+        reasoning_effort=body.reasoning_effort,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
     )

@@ -11,9 +11,11 @@ from starlette.responses import Response
 import pagewire
 from pagewire.v1 import engine_pb2
 from pagewire_frontend import token_service
+from pagewire_frontend.chat_template import DEFAULT_TEMPLATE
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.metrics import CONTENT_TYPE
 from pagewire_frontend.openai_api.body_reading import read_body
+from pagewire_frontend.openai_api.chat_request import rendered_chat
 from pagewire_frontend.openai_api.event_stream import unless_disconnected
 from pagewire_frontend.openai_api.requests import (
     DetokenizeBody,
@@ -22,6 +24,7 @@ from pagewire_frontend.openai_api.requests import (
     UnloadAdapterBody,
 )
 from pagewire_frontend.serving import Serving
+from pagewire_frontend.tool_choice import tool_use
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -118,13 +121,23 @@ async def unload_lora_adapter(serving: Serving, request: Request) -> Response:
 
 
 async def tokenize(serving: Serving, request: Request) -> Response:
-    """`{"prompt": text}` to its token ids."""
+    """`{"prompt": text}` to its token ids, or `{"messages": [...]}` to those of their prompt."""
     body = await read_body(request, TokenizeBody)
+    body.check()
     generation = await serving.generation.find_model(body.model or "")
-    with renaming({"text": "prompt"}):
-        token_ids, texts = await token_service.tokenize(
-            generation, body.prompt, add_special_tokens=body.add_special_tokens
-        )
+    if body.messages is not None:
+        with renaming({"prompt": "messages"}):
+            tools = tool_use(body.tools, "none").tools
+            rendered = await rendered_chat(generation, request, body.messages, body, tools)
+        token_ids = rendered.token_ids
+        texts = [generation.tokenizer.token_text(token_id) for token_id in token_ids]
+    else:
+        with renaming({"text": "prompt"}):
+            token_ids, texts = await token_service.tokenize(
+                generation,
+                body.prompt or "",
+                add_special_tokens=body.add_special_tokens is not False,
+            )
     return json_response(
         {
             "count": len(token_ids),
@@ -145,5 +158,9 @@ async def detokenize(serving: Serving, request: Request) -> Response:
 
 
 def tokenizer_info(serving: Serving) -> Response:
-    """The control tokens by role; lm-eval's remote tokenizer reads `eos_token`."""
-    return json_response(dict(serving.generation.tokenizer.special_tokens))
+    """The control tokens by role, and the chat template, where there is one: what lm-eval's remote
+    tokenizer reads."""
+    generation = serving.generation
+    told = dict(generation.tokenizer.special_tokens)
+    template = generation.chat_template.templates.get(DEFAULT_TEMPLATE)
+    return json_response(told if template is None else told | {"chat_template": template})

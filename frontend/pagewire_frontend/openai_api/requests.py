@@ -88,6 +88,8 @@ class CompletionBody(SamplingBody):
         given = self.prompt
         if isinstance(given, list):
             _check_lengths(given, max_model_len)
+            if not given or [] in given:
+                raise InvalidArgumentError("prompt", "must not be an empty list, nor hold one")
         if isinstance(given, str) or _are_ints(given):
             prompts = [given]
         elif isinstance(given, list) and (
@@ -100,8 +102,6 @@ class CompletionBody(SamplingBody):
                 "prompt",
                 "must be a string, a list of strings, token ids, or a list of token id lists",
             )
-        if not prompts:
-            raise InvalidArgumentError("prompt", "must not be an empty list")
         return prompts
 
 
@@ -154,13 +154,33 @@ class ChatBody(SamplingBody):
 
 
 class TokenizeBody(BaseModel):
-    """`POST /tokenize`."""
+    """`POST /tokenize`: of a text, or of the prompt that a chat would make."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str | None = None
-    prompt: str
-    add_special_tokens: bool = True
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    messages: Objects | None = None
+    tools: Objects | None = None
+    documents: Objects | None = None
+    reasoning_effort: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def check(self) -> None:
+        """Raises InvalidArgumentError where there is neither prompt nor messages, or both."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidArgumentError(
+                "prompt" if self.messages is None else "messages",
+                "set prompt, or else messages: one of the two is tokenised",
+            )
+        if self.messages is not None and self.add_special_tokens:
+            raise InvalidArgumentError(
+                "add_special_tokens", "goes with prompt: messages get those of the chat template"
+            )
 
 
 class DetokenizeBody(BaseModel):

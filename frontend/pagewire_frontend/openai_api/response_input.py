@@ -169,7 +169,10 @@ class ResponsesBody(BaseModel):
             )
         verbosity = (self.text or {}).get("verbosity")
         if verbosity not in (None, "medium"):
-            raise InvalidArgumentError("text.verbosity", "is not supported by this server")
+            raise InvalidArgumentError(
+                "text.verbosity",
+                "is not supported by this server: say in a message how long the answer is to be",
+            )
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:

@@ -109,7 +109,9 @@ def _from_structured_outputs(asked: Mapping[str, Any]) -> Constraint:
     where = "structured_outputs"
     for name, neutral in _NOT_SERVED.items():
         if asked.get(name) not in neutral:
-            raise InvalidArgumentError(f"{where}.{name}", "is not supported by this server")
+            raise InvalidArgumentError(
+                f"{where}.{name}", "is not supported by this server: leave it out"
+            )
     values = {ours: asked.get(name) for name, ours in _KINDS.items()}
     given = {name: value for name, value in values.items() if value is not None}
     if not given:

@@ -80,6 +80,15 @@ IN_POOLING: Refused = {
 }
 IN_RERANKING: Refused = {**IN_POOLING, "max_tokens_per_doc": (), "rank_fields": ([], ["text"])}
 _HINTS = {
+    "suffix": "for a model that fills in the middle, write its own control tokens into prompt",
+    "store": "/v1/responses keeps answers, where the operator gives it room (--response-store)",
+    "verbosity": "say in a message how long the answer is to be",
+    "bad_words": "use logit_bias",
+    "allowed_token_ids": "use logit_bias, or structured_outputs",
+    "structural_tag": "use tools, or structured_outputs with a grammar",
+    "truncate_prompt_tokens": "shorten the prompt; /tokenize counts its tokens",
+    "prompt_embeds": "use prompt",
+    "prediction": "leave it out: it changes no answer",
     "softmax": "use use_activation, its newer name",
     "activation": "use use_activation, its newer name",
     "max_tokens_per_doc": "use truncate_prompt_tokens, which counts the query too",
@@ -105,9 +114,10 @@ def refuse_unsupported(body: Mapping[str, Any], refused: Refused) -> None:
     options = body.get("stream_options")
     if isinstance(options, dict) and options.get("continuous_usage_stats"):
         raise InvalidArgumentError(
-            "stream_options.continuous_usage_stats", "is not supported by this server"
+            "stream_options.continuous_usage_stats",
+            "is not supported by this server: leave it out; include_usage tells it at the end",
         )
 
 
 def _hint(name: str) -> str:
-    return f": {_HINTS[name]}" if name in _HINTS else ""
+    return f": {_HINTS.get(name, 'leave it out')}"

@@ -328,7 +328,55 @@ async def test_models_version_health_and_tokenizer_routes() -> None:
         assert (tokens["count"], tokens["token_strs"]) == (2, ["h", "i"])
         text = (await http.post("/detokenize", json={"tokens": ids_of("hi")})).json()
         assert text == {"prompt": "hi"}
-        assert (await http.get("/tokenizer_info")).json()["eos_token"] == "<|im_end|>"
+        told = (await http.get("/tokenizer_info")).json()
+        assert told["eos_token"] == "<|im_end|>"
+        assert "<|im_start|>" in told["chat_template"]
+    async with http_client(await make_serving(FakeEngineClient(chat_template=None))) as http:
+        assert "chat_template" not in (await http.get("/tokenizer_info")).json()
+
+
+async def test_messages_are_tokenised_as_a_chat_would_be() -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools[0].function.name }}{{ mood }}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "h<|im_end|>"}], "tools": [tool]}
+    body |= {"chat_template_kwargs": {"mood": "!"}}
+    async with http_client(await make_serving(FakeEngineClient(chat_template=template))) as http:
+        told = (await http.post("/tokenize", json=body)).json()
+        chat = await http.post(
+            "/v1/chat/completions", json=body | {"return_token_ids": True, "tool_choice": "none"}
+        )
+        assert told["tokens"] == chat.json()["prompt_token_ids"]
+        assert "".join(told["token_strs"]) == "h<|im_end|>f!>"
+        assert told["count"] == 14, "the control token is text there"
+        plain = (await http.post("/tokenize", json=body | {"add_generation_prompt": False})).json()
+        assert plain["tokens"] == told["tokens"][:-1]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "a" * 3000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a"}], "chat_template": "x"}, "chat_template"),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools[0]"),
+    ],
+)
+async def test_what_can_t_be_tokenised_is_refused_by_field(
+    body: dict[str, Any], field: str
+) -> None:
+    async with http_client(await make_serving(FakeEngineClient())) as http:
+        response = await http.post("/tokenize", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(field)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from tests.fakes.fake_engine_client import EOS_ID, FakeEngineClient, ids_of
-from tests.fakes.frontend import http_client, make_serving, sse_events
+from tests.fakes.frontend import (
+    chat_request,
+    grpc_stub,
+    http_client,
+    make_serving,
+    running_frontend,
+    sse_events,
+)
 
 CHAT = "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n"
 COMPLETIONS = "/v1/completions"
@@ -56,6 +63,19 @@ async def test_chats_tell_them_once() -> None:
     answer = await ask(CHATS, prompt_logprobs=2, n=2)
     check_entries(answer["prompt_logprobs"], ids_of(CHAT))
     assert all("prompt_logprobs" not in choice for choice in answer["choices"])
+
+
+async def test_grpc_s_chat_tells_them_once_streamed_and_whole() -> None:
+    client = FakeEngineClient(reply=lambda request, index: "OK")
+    request = chat_request("hé", sampling_params={"prompt_logprobs": 2, "n": 2})
+    async with running_frontend(client) as server, grpc_stub(server) as stub:
+        whole = await stub.ChatUnary(request)
+        parts = [part async for part in stub.Chat(request)]
+    streamed = [position for part in parts for position in part.prompt_logprobs]
+    for told in (list(whole.prompt_logprobs), streamed):
+        assert [position.token.token_id for position in told] == ids_of(CHAT)[1:]
+        assert all(len(position.top) == 2 for position in told)
+    assert not parts[-1].prompt_logprobs, "they come before the answer"
 
 
 async def test_nobody_gets_them_unasked() -> None:

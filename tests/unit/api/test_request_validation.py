@@ -271,6 +271,37 @@ async def test_http_refuses_known_features_that_are_not_served(
         await post(http, "/v1/completions", prompt="a", **{field: value}),
     ):
         assert error_of(response)["param"] == field
+        refusal, _, remedy = error_of(response)["message"].partition(" by this server: ")
+        assert remedy or "not supported" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("completions", {"prompt": "a", "suffix": "b"}, "fills in the middle"),
+        ("completions", {"prompt": [[]]}, "empty list"),
+        ("completions", {"prompt": "a", "top_k": 2**31}, "2147483647"),
+        ("chat/completions", {"store": True}, "--response-store"),
+        ("chat/completions", {"verbosity": "low"}, "in a message"),
+        ("chat/completions", {"cache_salt": "x"}, "leave it out"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
+            '{"type": "text"',
+        ),
+        ("chat/completions", {"messages": [{"role": "user", "content": [None]}]}, '"text": "..."'),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]},
+            "of type 'text'",
+        ),
+    ],
+)
+async def test_http_says_what_to_send_instead(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], says: str
+) -> None:
+    messages = {} if path == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    assert says in error_of(await post(http, f"/v1/{path}", **messages | body))["message"]
 
 
 @pytest.mark.parametrize(
@@ -308,15 +339,6 @@ async def test_completions_have_no_tools(http: httpx.AsyncClient) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     response = await post(http, "/v1/completions", prompt="a", tools=tools)
     assert error_of(response)["param"] == "tools"
-
-
-async def test_documents_reach_a_template_that_shows_them() -> None:
-    template = "{% for d in documents %}{{ d.text }};{% endfor %}{{ messages[0].content }}"
-    client = FakeEngineClient(chat_template=template)
-    async with http_client(await make_serving(client)) as http:
-        response = await chat(http, documents=[{"text": "one"}])
-    assert response.status_code == 200
-    assert len(client.requests[0].prompt_token_ids) == len("one;hi")
 
 
 async def test_http_accepts_unknown_fields_and_neutral_values(http: httpx.AsyncClient) -> None:
@@ -429,9 +451,15 @@ async def test_a_model_without_a_template_says_how_to_pass_one() -> None:
         ("Chat", chat_request(tool_choice={"mode": 3}), "tool_choice"),
         ("Chat", chat_request(tool_choice={"mode": 9}), "tool_choice.mode"),
         ("Chat", chat_request(thinking_token_budget=1), "thinking_token_budget"),
+        ("Chat", chat_request(template_params={"documents": [{}]}), "template_params.documents"),
         (
             "Chat",
-            chat_request(sampling_params={"prompt_logprobs": 1}),
+            chat_request(template_params={"documents": [{}] * 3000}),
+            "template_params.documents",
+        ),
+        (
+            "Chat",
+            chat_request(sampling_params={"prompt_logprobs": 21}),
             "sampling_params.prompt_logprobs",
         ),
         ("Detokenize", inference_pb2.DetokenizeRequest(token_ids=[OUTSIDE]), "token_ids"),
