@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pagewire.certificates import RenewedTls
 from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, can_bind, check_free, free_port
 from pagewire.settings import SettingsError
@@ -56,13 +57,14 @@ class EngineServer:
         config: addresses and limits.
 
     Raises:
-        StartupError: there can be no traces.
+        StartupError: there can be no traces, or the certificate can't be used.
     """
 
     def __init__(self, built: BuiltEngine, config: EngineConfig) -> None:
         self._built = built
         self._config = config
         self._died = threading.Event()
+        self._tls = _tls(config)
         try:
             self._tracing = Tracing.open(config.otlp_traces_endpoint, "pagewire-engine")
         except SettingsError as error:
@@ -83,6 +85,7 @@ class EngineServer:
             self._streams,
             adapters,
             config.seed,
+            self._tls,
             traces=self._tracing is not None,
         )
         self._health = health.HealthServicer()
@@ -127,7 +130,7 @@ class EngineServer:
             StartupError: an address can't be bound.
         """
         try:
-            port = bind(self._grpc, self._config.host, self._config.port, _tls(self._config))
+            port = bind(self._grpc, self._config.host, self._config.port, self._tls)
         except StartupError:
             self._streams.stop()
             raise
@@ -216,7 +219,7 @@ def check_addresses(config: EngineConfig) -> None:
         raise _cannot_listen(host, config.port) from None
 
 
-def bind(server: grpc.Server, host: str, port: int, tls: ServerTls | None = None) -> int:
+def bind(server: grpc.Server, host: str, port: int, tls: RenewedTls | None = None) -> int:
     """Binds a gRPC server; a loopback name binds both loopbacks, since clients differ in which of
     them "localhost" means.
 
@@ -242,14 +245,15 @@ def bind(server: grpc.Server, host: str, port: int, tls: ServerTls | None = None
     return bound
 
 
-def _tls(config: EngineConfig) -> ServerTls | None:
+def _tls(config: EngineConfig) -> RenewedTls | None:
     try:
-        return ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
+        tls = ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
+        return None if tls is None else RenewedTls(tls)
     except SettingsError as error:
         raise StartupError(str(error)) from None
 
 
-def _add_port(server: grpc.Server, host: str, port: int, tls: ServerTls | None) -> int:
+def _add_port(server: grpc.Server, host: str, port: int, tls: RenewedTls | None) -> int:
     address = f"{host}:{port}"
     try:
         bound = (

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from pagewire import __version__
+from pagewire.certificates import RenewedTls
 from pagewire.conversion import (
     beam_search_from_proto,
     pooling_info_to_proto,
@@ -67,6 +68,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         streams: the delta wire.
         adapters: loads and unloads them.
         seed: of the seeds given to requests without one.
+        tls: what the control API shows; None: it has no TLS.
         traces: whether to keep which trace a request belongs to.
     """
 
@@ -77,10 +79,12 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
         streams: TokenStreams,
         adapters: AdapterService,
         seed: int,
+        tls: RenewedTls | None = None,
         *,
         traces: bool = False,
     ) -> None:
         self._traces = traces
+        self._tls = tls
         self._built = built
         self._loop = loop
         self._streams = streams
@@ -376,6 +380,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):  # type: ignore[misc]  # g
             num_sessions=len(self._streams.sessions),
             adapters=self._adapters.stats(),
             delta_wire=delta_wire_message(self._streams.frames),
+            tls_certificate_expires_at=0.0 if self._tls is None else self._tls.current().expires_at,
         )
         if snapshot is not None:
             message.window.CopyFrom(self._window(snapshot))

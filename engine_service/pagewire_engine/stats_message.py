@@ -27,6 +27,7 @@ def stats_message(
     num_sessions: int = 0,
     adapters: engine_pb2.AdapterStats | None = None,
     delta_wire: engine_pb2.DeltaWireStats | None = None,
+    tls_certificate_expires_at: float = 0.0,
 ) -> engine_pb2.GetStatsResponse:
     """A snapshot's message; the fields have the same names."""
     return engine_pb2.GetStatsResponse(
@@ -34,6 +35,7 @@ def stats_message(
         num_sessions=num_sessions,
         adapters=adapters,
         delta_wire=delta_wire,
+        tls_certificate_expires_at=tls_certificate_expires_at,
         **asdict(stats),
     )
 

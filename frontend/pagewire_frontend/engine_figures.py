@@ -103,6 +103,12 @@ def _figures(stats: engine_pb2.GetStatsResponse) -> Iterator[Metric]:
     yield from _counters(stats)
     if stats.HasField("delta_wire"):
         yield from _delta_wire_figures(stats.delta_wire)
+    if stats.tls_certificate_expires_at:
+        yield GaugeMetricFamily(
+            "pagewire_engine_tls_certificate_expiry_timestamp_seconds",
+            "When the certificate of the engine's control API ends, seconds of the Unix clock.",
+            value=stats.tls_certificate_expires_at,
+        )
     if stats.HasField("adapters"):
         yield from _adapter_figures(stats.adapters)
     for name, text, told in (

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from pagewire.certificates import RenewedTls
 from pagewire.descriptors import spare_descriptors
 from pagewire.listening import close_all
-from pagewire.tls import ServerTls
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.openai_api.http_protocol import BoundedHttpProtocol
 
@@ -35,7 +35,7 @@ class HttpServer:
         app: what answers.
         config: limits and timeouts.
         sockets: bound; closed with the server.
-        tls: None: it speaks plain HTTP.
+        tls: what to show; None: it speaks plain HTTP.
         on_cut_off: called when a client was cut off for not reading.
     """
 
@@ -44,7 +44,7 @@ class HttpServer:
         app: ASGIApp,
         config: FrontendConfig,
         sockets: list[socket.socket],
-        tls: ServerTls | None,
+        tls: RenewedTls | None,
         on_cut_off: Callable[[], None] = lambda: None,
     ) -> None:
         self._sockets = sockets

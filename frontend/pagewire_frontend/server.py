@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from pagewire.certificates import RenewedTls
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.listening import (
     addresses_of,
@@ -17,6 +18,7 @@ from pagewire.listening import (
 )
 from pagewire.tls import ClientTls, ServerTls
 from pagewire.tracing import Tracing
+from pagewire_frontend.certificate_figures import CertificateFigures
 from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
@@ -79,9 +81,13 @@ class FrontendServer:
             "pagewire-frontend",
             {} if worker is None else {"pagewire.worker": worker.index},
         )
-        self._tls = ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
+        tls = ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)
+        self._tls = None if tls is None else RenewedTls(tls)
         self._engine_tls = ClientTls.from_settings(
             "--engine-", config.engine_ca, config.engine_cert, config.engine_key
+        )
+        self._serving.metrics.registry.register(
+            CertificateFigures(self._tls, tls, self._engine_tls)
         )
         self._grpc: GrpcServer | None = None
         self._http: HttpServer | None = None

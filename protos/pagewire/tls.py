@@ -58,14 +58,6 @@ class ServerTls:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For gRPC's."""
-        return grpc.ssl_server_credentials(
-            [(self.key.read_bytes(), self.certificate.read_bytes())],
-            root_certificates=None if self.client_ca is None else self.client_ca.read_bytes(),
-            require_client_auth=self.client_ca is not None,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:

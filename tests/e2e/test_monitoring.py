@@ -1,10 +1,10 @@
-"""A real Prometheus scrapes a real frontend, and every query of the rules and the dashboard finds
-what it asks for."""
+"""A real Prometheus scrapes a real frontend of a real engine, all of them with TLS, and every query
+of the rules and the dashboard finds what it asks for."""
 
 from __future__ import annotations
 
 import contextlib
-import re
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,10 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 import yaml
 
-from tests.e2e.serve_process import ServeProcess
 from tests.fakes.ports import free_port
+from tests.fakes.real_processes import RealEngine, RealFrontend
 from tests.unit.deploy.promql import (
     RECORDED,
     Query,
@@ -36,26 +37,54 @@ SCRAPES = 4
 OF_SEVERAL = {"engine"}
 
 
-def chat(url: str, model: str, max_tokens: int = 4) -> httpx.Response:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": max_tokens,
-    }
-    return httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=120)
+def write_certificates(folder: Path) -> dict[str, str]:
+    """Paths of an issuer's certificate (ca), and of a pair for this machine (cert, key)."""
+    ca = trustme.CA()
+    pair = ca.issue_cert("localhost", "127.0.0.1")
+    paths = {name: str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
+    ca.cert_pem.write_to_path(paths["ca"])
+    pair.cert_chain_pems[0].write_to_path(paths["cert"])
+    pair.private_key_pem.write_to_path(paths["key"])
+    return paths
+
+
+class Client:
+    """Of a frontend with TLS."""
+
+    def __init__(self, url: str, ca: str) -> None:
+        self._url, self._context = url, ssl.create_default_context(cafile=ca)
+
+    def chat_status(self, model: str) -> int:
+        answer = httpx.post(
+            f"{self._url}/v1/chat/completions",
+            json={
+                "model": model,
+                "messages": [{"role": "user", "content": "Hello"}],
+                "max_tokens": 4,
+            },
+            trust_env=False,
+            timeout=120,
+            verify=self._context,
+        )
+        return answer.status_code
 
 
 class Prometheus:
     """A server that scrapes `target` each second and evaluates our rules as often."""
 
-    def __init__(self, target: str, folder: Path) -> None:
+    def __init__(self, target: str, ca: str, folder: Path) -> None:
         program = tool("prometheus", "apt-get install prometheus")
         port = free_port()
         told = yaml.safe_load(RULES.read_text())
         for group in told["groups"]:
             group["interval"] = "1s"
         (folder / "rules.yaml").write_text(yaml.safe_dump(told))
-        scraped = {"job_name": "pagewire", "static_configs": [{"targets": [target]}]}
+        scraped = {
+            "job_name": "pagewire",
+            "scheme": "https",
+            "tls_config": {"ca_file": ca},
+            "static_configs": [{"targets": [target]}],
+        }
         (folder / "prometheus.yaml").write_text(
             yaml.safe_dump(
                 {
@@ -106,23 +135,26 @@ class Prometheus:
 def prometheus(
     tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path
 ) -> Iterator[Prometheus]:
+    folder = tmp_path_factory.mktemp("monitoring")
+    files = write_certificates(folder)
+    tls = [f"--tls-cert={files['cert']}", f"--tls-key={files['key']}"]
     flags = [f"--model={smollm2_path}", "--served-model-name=base", "--max-model-len=256"]
     flags += ["--kv-cache-memory=30000000", "--swap-space=10000000", "--enable-lora"]
-    flags += [f"--lora-modules=pirate={PIRATE}", "--http-port=0", "--grpc-port=0", "--ui-port=0"]
-    folder = tmp_path_factory.mktemp("monitoring")
-    with ServeProcess(flags, cwd=folder) as process:
-        ready = re.search(r"OpenAI API (http://\S+)/v1", process.wait_for("pagewire is ready"))
-        assert ready is not None
-        url = ready[1]
+    flags += [f"--lora-modules=pirate={PIRATE}"]
+    with (
+        RealEngine(*flags, *tls) as engine,
+        RealFrontend(engine.target, f"--engine-ca={files['ca']}", *tls) as frontend,
+    ):
+        client = Client(frontend.http, files["ca"])
         # Each label that is a case of something has to be seen once, before the first scrape.
-        assert chat(url, "base").status_code == 200
-        assert chat(url, "nobody").status_code == 404
-        server = Prometheus(url.removeprefix("http://"), folder)
+        assert client.chat_status("base") == 200
+        assert client.chat_status("nobody") == 404
+        server = Prometheus(frontend.http.removeprefix("https://"), files["ca"], folder)
         try:
             server.wait_for_scrapes(1)
             for model in ("base", "pirate"):
-                assert chat(url, model).status_code == 200
-            assert chat(url, "nobody").status_code == 404
+                assert client.chat_status(model) == 200
+            assert client.chat_status("nobody") == 404
             server.wait_for_scrapes(SCRAPES)
             yield server
         finally:

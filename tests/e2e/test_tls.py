@@ -3,7 +3,12 @@ an issuer of the test's own."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import socket
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +17,8 @@ import httpx
 import pytest
 import trustme
 
+from pagewire import certificates
+from pagewire.certificates import RenewedTls, expiries
 from pagewire.errors import UnavailableError
 from pagewire.settings import SettingsError
 from pagewire.tls import ClientTls, ServerTls
@@ -216,3 +223,154 @@ def test_files_that_cant_be_used_are_named(files: Files, tmp_path: Path) -> None
             ClientTls.from_settings("--engine-", *arguments)
     with pytest.raises(StartupError, match="--tls-cert: can't read"):
         check_addresses(fake_config(tls_cert=nowhere, tls_key=server.key))
+
+
+def shown_at(port: int) -> bytes:
+    """The certificate that a new connection is shown, whoever issued it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        shown = connection.getpeercert(binary_form=True)
+    assert shown is not None
+    return shown
+
+
+def der_of(cert: str) -> bytes:
+    text = Path(cert).read_text()
+    return ssl.PEM_cert_to_DER_cert(text[: text.index("-----END") + len(ssl.PEM_FOOTER)])
+
+
+def end_of(cert: str) -> float:
+    return min(expiries(Path(cert).read_bytes()))
+
+
+def put(pair: Pair, into: Pair) -> None:
+    """Renews a pair as Kubernetes does: other files in the same place."""
+    for source, target in ((pair.cert, into.cert), (pair.key, into.key)):
+        shutil.copyfile(source, target + ".new")
+        os.replace(target + ".new", target)
+
+
+@pytest.fixture
+def served(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """A pair that is to be renewed, by `files.replicas`; looked at each time."""
+    monkeypatch.setattr(certificates, "LOOK_INTERVAL_S", 0.0)
+    pair = Pair(str(tmp_path / "tls.crt"), str(tmp_path / "tls.key"))
+    put(files.server, pair)
+    return pair
+
+
+async def test_renewed_certificates_are_shown_at_both_ports_and_running_streams_go_on(
+    files: Files, served: Pair
+) -> None:
+    new, old = der_of(files.replicas.cert), der_of(files.server.cert)
+    async with running_frontend(
+        FakeEngineClient(), tls_cert=served.cert, tls_key=served.key
+    ) as server:
+        ports = server.http_port, server.grpc_port
+        assert [await asyncio.to_thread(shown_at, port) for port in ports] == [old, old]
+        async with httpx.AsyncClient(verify=http_context(files.ca)) as http:
+            url = f"https://127.0.0.1:{server.http_port}"
+            assert (await http.get(f"{url}/v1/models")).status_code == 200
+            put(files.replicas, served)
+            assert [await asyncio.to_thread(shown_at, port) for port in ports] == [new, new]
+            # The connection of before, which no handshake with the new name would have let in.
+            assert (await http.get(f"{url}/v1/models")).status_code == 200
+
+
+async def test_figures_tell_when_certificates_end(files: Files, served: Pair) -> None:
+    async with running_frontend(
+        FakeEngineClient(),
+        tls_cert=served.cert,
+        tls_key=served.key,
+        tls_client_ca=files.ca,
+        engine_ca=files.other_ca,
+    ) as server:
+        text = server._serving.metrics.render("m").decode()
+    told = {
+        line.split('certificate="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith("pagewire_tls_certificate_expiry_timestamp_seconds{")
+    }
+    assert told == {
+        "tls-cert": end_of(files.server.cert),
+        "tls-client-ca": end_of(files.ca),
+        "engine-ca": end_of(files.other_ca),
+    }
+    assert told["tls-cert"] > time.time()
+
+
+def test_an_engine_shows_renewed_certificates_and_tells_when_they_end(
+    files: Files, served: Pair
+) -> None:
+    config = fake_config(tls_cert=served.cert, tls_key=served.key)
+    with FakeEngine(config) as engine:
+        port = int(engine.target.rpartition(":")[2])
+        for pair in (files.server, files.replicas):
+            put(pair, served)
+            assert shown_at(port) == der_of(pair.cert)
+
+
+async def test_a_frontend_goes_back_to_its_engine_with_a_renewed_certificate(
+    files: Files, tmp_path: Path
+) -> None:
+    mine = Pair(str(tmp_path / "mine.crt"), str(tmp_path / "mine.key"))
+    put(files.client, mine)
+    port = free_port()
+    config = {"tls_cert": files.server.cert, "tls_key": files.server.key, "port": port}
+    tls = ClientTls.from_settings("--engine-", files.ca, mine.cert, mine.key)
+    with FakeEngine(fake_config(**config, tls_client_ca=files.ca)) as engine:
+        client = RemoteEngineClient(engine.target, tls=tls)
+        await client.start()
+        stats = await client.stats(10.0)
+        assert stats.tls_certificate_expires_at == end_of(files.server.cert)
+    try:
+        # The engine's next life trusts another issuer, which has renewed our certificate.
+        put(files.other_client, mine)
+        with FakeEngine(fake_config(**config, tls_client_ca=files.other_ca)):
+            assert (await collect(await client.submit(request("r", max_tokens=4)))).finished
+    finally:
+        await client.close()
+
+
+def test_files_that_cant_be_used_leave_the_certificate_in_use(
+    files: Files, served: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = ServerTls.from_settings(served.cert, served.key, None)
+    assert tls is not None
+    renewed = RenewedTls(tls)
+    before = renewed.current()
+    # Half of a pair, as one that is written file by file is for a moment.
+    shutil.copyfile(files.replicas.cert, served.cert)
+    assert renewed.current() is renewed.current() is before
+    assert caplog.text.count("the certificate in use stays") == 1
+    os.unlink(served.key)
+    assert renewed.current() is before
+    shutil.copyfile(files.replicas.key, served.key)
+    after = renewed.current()
+    assert (after.number, after.key) == (1, Path(files.replicas.key).read_bytes())
+
+
+async def test_a_renewed_issuer_of_clients_decides_who_gets_in(
+    files: Files, served: Pair, tmp_path: Path
+) -> None:
+    issuers = str(tmp_path / "clients.crt")
+    shutil.copyfile(files.ca, issuers)
+    async with running_frontend(
+        FakeEngineClient(), tls_cert=served.cert, tls_key=served.key, tls_client_ca=issuers
+    ) as server:
+        target = f"127.0.0.1:{server.grpc_port}"
+        for issuer, inside, outside in (
+            (files.ca, files.client, files.other_client),
+            (files.other_ca, files.other_client, files.client),
+        ):
+            shutil.copyfile(issuer, issuers)
+            assert await http_status(server.http_port, http_context(files.ca, inside)) == 200
+            assert await grpc_code(target, files.ca, inside) == grpc.StatusCode.OK
+            with pytest.raises(httpx.TransportError):
+                await http_status(server.http_port, http_context(files.ca, outside))
+            assert await grpc_code(target, files.ca, outside) == grpc.StatusCode.UNAVAILABLE

@@ -53,7 +53,7 @@ class RealFrontend(KillableProcess):
         ports = ("--http-port=0", "--grpc-port=0")
         super().__init__(
             ["-m", "pagewire_frontend.frontend_cli", f"--engine={engine}", *FLAGS, *ports, *flags],
-            r"pagewire-frontend is ready: HTTP (http://\S+), gRPC (\S+)",
+            r"pagewire-frontend is ready: HTTP (https?://\S+), gRPC (\S+)",
         )
 
     @property

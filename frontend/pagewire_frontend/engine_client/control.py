@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import grpc
 
+from pagewire.certificates import stamps_of
 from pagewire.conversion import (
     beam_search_to_proto,
     pooling_info_from_proto,
@@ -70,6 +71,9 @@ class ControlChannel:
         self, target: str, tls: ClientTls | None = None, certified_name: str | None = None
     ) -> None:
         self.target = target
+        self._files = [] if tls is None else [tls.ca, tls.certificate, tls.key]
+        # Before they are read.
+        self._stamps = stamps_of(self._files)
         options: list[tuple[str, str | int]] = list(_OPTIONS)
         if tls is None:
             self._channel = grpc.aio.insecure_channel(target, options=options)
@@ -79,6 +83,12 @@ class ControlChannel:
             credentials = tls.grpc_credentials()
             self._channel = grpc.aio.secure_channel(target, credentials, options=options)
         self._stub = engine_pb2_grpc.EngineStub(self._channel)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether its certificates have been renewed since: a connection that it has goes on, but
+        one that it makes would still show the old ones."""
+        return stamps_of(self._files) != self._stamps
 
     @property
     def host(self) -> str:

@@ -218,10 +218,7 @@ class EngineLink:
             self._abandoned = self.session
         if self.session is not None:
             self.session.give_up("its requests have gone to replicas")
-        control, self.control = self.control, self._open_channel()
-        closing = asyncio.create_task(control.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._replace_channel()
 
     def note_draining(self) -> None:
         """The engine has refused a request since it drains."""
@@ -229,6 +226,12 @@ class EngineLink:
             self.draining = True
             _logger.info("the engine at %s drains", self.name)
             self._events.on_changed(self)
+
+    def _replace_channel(self) -> None:
+        control, self.control = self.control, self._open_channel()
+        closing = asyncio.create_task(control.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def _run(self) -> None:
         while True:
@@ -292,6 +295,8 @@ class EngineLink:
 
     async def _connect(self) -> None:
         """One attempt to take our session over, or else to open another."""
+        if self.control.outdated:
+            self._replace_channel()
         if self._abandoned is not None:
             await self._detach(self._abandoned)
         old = None if self._abandoned is not None else self.session

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pagewire.v1 import engine_pb2
 
 # Of one engine or of one step; everything else that is a number adds up.
-_NOT_ADDED = frozenset({"epoch", "step_time_s"})
+_NOT_ADDED = frozenset({"epoch", "step_time_s", "tls_certificate_expires_at"})
 
 
 def merged_stats(told: Sequence[engine_pb2.GetStatsResponse]) -> engine_pb2.GetStatsResponse:

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pagewire.tls import ServerTls
+from pagewire.certificates import RenewedTls
 from pagewire.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -78,7 +78,7 @@ class GrpcServer:
     async def start(
         self,
         addresses: Sequence[str],
-        tls: ServerTls | None = None,
+        tls: RenewedTls | None = None,
         local_socket: str | None = None,
     ) -> None:
         """Binds and serves.
@@ -91,13 +91,12 @@ class GrpcServer:
         Raises:
             OSError: an address can't be bound.
         """
-        credentials = None if tls is None else tls.grpc_credentials()
         for address in addresses:
             try:
-                if credentials is None:
+                if tls is None:
                     self._server.add_insecure_port(address)
                 else:
-                    self._server.add_secure_port(address, credentials)
+                    self._server.add_secure_port(address, tls.grpc_credentials())
             except RuntimeError as error:
                 raise OSError(f"--grpc-port: can't listen on {address}: {error}") from None
         if local_socket is not None:

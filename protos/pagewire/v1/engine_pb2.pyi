@@ -210,7 +210,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, interval_ms: _Optional[int] = ..., with_window: _Optional[bool] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "num_block_copies", "num_beam_forks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps", "num_overlapped_steps", "adapters", "time_to_first_token", "delta_wire", "num_steps_out_of_memory")
+    __slots__ = ("epoch", "step", "num_waiting", "num_running", "num_swapped", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_preemptions", "num_prompt_tokens", "num_generation_tokens", "num_requests_finished", "num_requests_failed", "step_prefill_tokens", "step_decode_tokens", "step_time_s", "num_sessions", "num_prefill_chunks", "num_block_copies", "num_beam_forks", "prefix_cache_queries", "prefix_cache_hits", "num_cpu_blocks", "num_free_cpu_blocks", "iteration_tokens", "step_time", "window", "num_swaps", "num_overlapped_steps", "adapters", "time_to_first_token", "delta_wire", "num_steps_out_of_memory", "tls_certificate_expires_at")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,7 @@ class GetStatsResponse(_message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DELTA_WIRE_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TLS_CERTIFICATE_EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     num_waiting: int
@@ -277,7 +278,8 @@ class GetStatsResponse(_message.Message):
     time_to_first_token: Histogram
     delta_wire: DeltaWireStats
     num_steps_out_of_memory: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_beam_forks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ..., num_overlapped_steps: _Optional[int] = ..., adapters: _Optional[_Union[AdapterStats, _Mapping]] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping]] = ..., delta_wire: _Optional[_Union[DeltaWireStats, _Mapping]] = ..., num_steps_out_of_memory: _Optional[int] = ...) -> None: ...
+    tls_certificate_expires_at: float
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_swapped: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_generation_tokens: _Optional[int] = ..., num_requests_finished: _Optional[int] = ..., num_requests_failed: _Optional[int] = ..., step_prefill_tokens: _Optional[int] = ..., step_decode_tokens: _Optional[int] = ..., step_time_s: _Optional[float] = ..., num_sessions: _Optional[int] = ..., num_prefill_chunks: _Optional[int] = ..., num_block_copies: _Optional[int] = ..., num_beam_forks: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., step_time: _Optional[_Union[Histogram, _Mapping]] = ..., window: _Optional[_Union[EngineWindow, _Mapping]] = ..., num_swaps: _Optional[int] = ..., num_overlapped_steps: _Optional[int] = ..., adapters: _Optional[_Union[AdapterStats, _Mapping]] = ..., time_to_first_token: _Optional[_Union[Histogram, _Mapping]] = ..., delta_wire: _Optional[_Union[DeltaWireStats, _Mapping]] = ..., num_steps_out_of_memory: _Optional[int] = ..., tls_certificate_expires_at: _Optional[float] = ...) -> None: ...
 
 class DeltaWireStats(_message.Message):
     __slots__ = ("num_damaged", "num_other_session", "num_old_epoch", "num_unsent", "num_refused", "num_rewinds")

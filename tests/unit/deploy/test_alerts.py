@@ -68,6 +68,8 @@ GOOD = [
     series("pagewire_request_failure_total", "2x40", code="UNAVAILABLE"),
     *histogram("pagewire_time_to_first_token_seconds", slow=False),
     *histogram("pagewire_request_time_per_output_token_seconds", slow=False),
+    series("pagewire_tls_certificate_expiry_timestamp_seconds", "2e6x40", certificate="tls-cert"),
+    series("pagewire_engine_tls_certificate_expiry_timestamp_seconds", "2e6x40", engine="a"),
     series("process_open_fds", "100x40"),
     series("process_max_fds", "1024x40"),
 ]
@@ -114,6 +116,22 @@ CASES: dict[str, Case] = {
         histogram("pagewire_request_time_per_output_token_seconds", slow=True), MODEL
     ),
     "PagewireFileDescriptorsLow": Case([series("process_open_fds", "1000x40")], INSTANCE),
+    # The clock of promtool begins at 0.
+    "PagewireCertificateExpires": Case(
+        [
+            series(
+                "pagewire_tls_certificate_expiry_timestamp_seconds",
+                "5e5x120",
+                certificate="tls-cert",
+            )
+        ],
+        MODEL | {"certificate": "tls-cert"},
+        minute=70,
+    ),
+    "PagewireCertificateExpiresNow": Case(
+        [series("pagewire_engine_tls_certificate_expiry_timestamp_seconds", "5e4x40", engine="a")],
+        MODEL | {"engine": "a"},
+    ),
     "PagewireAdaptersReadAgain": Case(
         [series("pagewire_lora_host_evictions_total", "0+60x40")], MODEL
     ),

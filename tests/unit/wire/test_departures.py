@@ -36,7 +36,7 @@ class Engines:
         self.failover = Failover(self.fleet, window_s, unprepared)
 
     def add(self, name: str, epoch: int = 1) -> EngineLink:
-        link = EngineLink(name, lambda: AsyncMock(), self.failover)  # type: ignore[arg-type]
+        link = EngineLink(name, lambda: AsyncMock(outdated=False), self.failover)  # type: ignore[arg-type]
         session = MagicMock(epoch=epoch, stuck=False, connected=True, lagged=False, streams={})
         session.next_number = itertools.count(1).__next__
         link.session, link._connected, link.away = session, True, False
