@@ -51,7 +51,7 @@ class Call:
 class Control:
     """A channel to an engine: what its caller sends, and what it hears, may be lost or late."""
 
-    host = "fake"
+    host, outdated = "fake", False
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
