@@ -33,7 +33,10 @@ from tests.fakes.fake_engine import free_port
 _QUICK_WARM_UP = 128
 _ABORTED_AFTER_S = 0.5
 _STATS_INTERVAL_MS = 100
-_SPAN_S, _QUICK_SPAN_S = 3.0, 0.5
+_SPAN_S, _QUICK_SPAN_S, _TURNS = 1.5, 0.5, 4
+_SETTLES_AFTER_S = 0.5
+
+_Span = tuple[float, float]  # of the monotonic clock, in seconds
 
 
 @contextmanager
@@ -137,27 +140,22 @@ def run_submits(model: BenchModel, engine: Program, port: int, streams: int, qui
 
     As many streams run as the engine takes: the storm's requests wait behind them, and are aborted
     soon. What is measured is what the wires and the inbox cost the loop, not the prefill. Contexts
-    grow meanwhile: the storm is set against the quiet before and the quiet after it.
+    grow meanwhile, and machines have bad moments: quiet and storm take turns.
     """
-    span_s = _QUICK_SPAN_S if quick else _SPAN_S
+    span_s, turns = (_QUICK_SPAN_S, 1) if quick else (_SPAN_S, _TURNS)
     _step_ends(engine)
-    spans = asyncio.run(_storm(model, port, streams, span_s))
+    spans = asyncio.run(_storms(model, port, streams, span_s, turns))
     ends = _step_ends(engine)
-    steps = {
-        name: [b - a for a, b in itertools.pairwise(t for t in ends if begin <= t <= end)]
-        for name, (begin, end) in spans.items()
-    }
-    p99 = {name: _p99_ms(values) for name, values in steps.items()}
-    quiet = statistics.fmean([p99["before"], p99["after"]])
+    times = {name: sorted(_step_times(ends, turns)) for name, turns in spans.items()}
+    p99 = {name: _p99_ms(values) for name, values in times.items()}
     return {
         "test": "submits",
         "batch": streams,
-        "ms_per_step": round(1e3 * statistics.fmean(steps["storm"]), 3),
-        "quiet_ms_per_step": round(
-            1e3 * statistics.fmean(map(statistics.fmean, (steps["before"], steps["after"]))), 3
-        ),
+        "ms_per_step": round(1e3 * statistics.fmean(times["storm"]), 3),
+        "quiet_ms_per_step": round(1e3 * statistics.fmean(times["quiet"]), 3),
         "step_ms_p99": {name: round(value, 3) for name, value in p99.items()},
-        "p99_ratio": round(p99["storm"] / quiet, 3),
+        "p99_ratio": round(p99["storm"] / p99["quiet"], 3),
+        "steps": {name: len(values) for name, values in times.items()},
         "submits_per_s": SUBMITS_PER_S,
         "prompt_tokens": model.scale.storm_prompt,
     }
@@ -170,13 +168,20 @@ def _step_ends(engine: Program) -> list[float]:
     return ends
 
 
-def _p99_ms(values: Sequence[float]) -> float:
-    return 1e3 * sorted(values)[len(values) * 99 // 100]
+def _step_times(ends: Sequence[float], spans: Sequence[_Span]) -> Iterator[float]:
+    """Seconds from one end of a step to the next, within those spans."""
+    for begin, end in spans:
+        for earlier, later in itertools.pairwise(t for t in ends if begin <= t <= end):
+            yield later - earlier
 
 
-async def _storm(
-    model: BenchModel, port: int, streams: int, span_s: float
-) -> dict[str, tuple[float, float]]:
+def _p99_ms(ordered: Sequence[float]) -> float:
+    return 1e3 * ordered[len(ordered) * 99 // 100]
+
+
+async def _storms(
+    model: BenchModel, port: int, streams: int, span_s: float, turns: int
+) -> dict[str, list[_Span]]:
     client = RemoteEngineClient(f"127.0.0.1:{port}")
     await client.start()
     longest = model.scale.settings["max_model_len"]
@@ -186,19 +191,13 @@ async def _storm(
         for number in range(streams)
     ]
     readers = [asyncio.create_task(_read(stream)) for stream in running]
-    watcher = asyncio.create_task(_watch(client))
-    await asyncio.sleep(min(1.0, span_s))
-    spans = {"before": await _span(span_s)}
-    begin = time.monotonic()
-    storm = []
-    for number in range(int(span_s * SUBMITS_PER_S)):
-        await asyncio.sleep(max(0.0, begin + number / SUBMITS_PER_S - time.monotonic()))
-        prompt = [10 + number % 400] * model.scale.storm_prompt
-        storm.append(asyncio.create_task(_submit_and_abort(client, f"storm-{number}", prompt)))
-    spans["storm"] = (begin, time.monotonic())
-    await asyncio.gather(*storm)
-    spans["after"] = await _span(span_s)
-    watcher.cancel()
+    spans: dict[str, list[_Span]] = {"quiet": [], "storm": []}
+    for turn in range(turns):
+        await asyncio.sleep(_SETTLES_AFTER_S)
+        spans["quiet"].append(await _span(span_s))
+        watcher = asyncio.create_task(_watch(client))
+        spans["storm"].append(await _storm(client, model, span_s, turn))
+        watcher.cancel()
     for stream in running:
         await stream.abort()
     await asyncio.gather(*readers)
@@ -206,7 +205,20 @@ async def _storm(
     return spans
 
 
-async def _span(seconds: float) -> tuple[float, float]:
+async def _storm(client: RemoteEngineClient, model: BenchModel, span_s: float, turn: int) -> _Span:
+    begin = time.monotonic()
+    storm = []
+    for number in range(int(span_s * SUBMITS_PER_S)):
+        await asyncio.sleep(max(0.0, begin + number / SUBMITS_PER_S - time.monotonic()))
+        prompt = [10 + number % 400] * model.scale.storm_prompt
+        name = f"storm-{turn}-{number}"
+        storm.append(asyncio.create_task(_submit_and_abort(client, name, prompt)))
+    end = time.monotonic()
+    await asyncio.gather(*storm)
+    return begin, end
+
+
+async def _span(seconds: float) -> _Span:
     begin = time.monotonic()
     await asyncio.sleep(seconds)
     return begin, time.monotonic()
