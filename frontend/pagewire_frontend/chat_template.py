@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,11 @@ from pagewire_frontend.chat_messages import prepare_messages, prepare_tools
 from pagewire_frontend.compiled_template import compile_template
 from pagewire_frontend.control_tokens import ControlTokenGuard
 from pagewire_frontend.errors import ChatTemplateError
-from pagewire_frontend.tokenizer import Tokenizer, json_object
+from pagewire_frontend.template_files import DEFAULT_TEMPLATE, templates_in
+from pagewire_frontend.tokenizer import Tokenizer
 
 Messages = list[dict[str, Any]]
-DEFAULT_TEMPLATE, _TOOL_USE = "default", "tool_use"
-_TEMPLATE_FOLDER = "additional_chat_templates/"
+_TOOL_USE = "tool_use"
 _OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt"))
 
 
@@ -56,21 +57,29 @@ class ChatTemplate:
 
     @classmethod
     def from_files(
-        cls, files: Mapping[str, bytes], tokenizer: Tokenizer, *, override: str | None = None
+        cls,
+        files: Mapping[str, bytes],
+        tokenizer: Tokenizer,
+        *,
+        override: Mapping[str, str] | None = None,
     ) -> ChatTemplate:
         """The templates among a model's files.
 
         Args:
-            override: a template that stands in for the model's own.
+            override: templates by name. Those with a default stand in for the model's own; others
+                come to them.
 
         Raises:
-            ChatTemplateError: `override` does not parse.
+            ChatTemplateError: one of `override` does not parse.
             FailedPreconditionError: a file is not what its name says.
         """
-        if override is not None:
-            compile_template(override)
-            return cls({DEFAULT_TEMPLATE: override}, tokenizer)
-        return cls(_templates_in(files), tokenizer)
+        named = dict(override or {})
+        for name, source in named.items():
+            with _naming(name):
+                compile_template(source)
+        if DEFAULT_TEMPLATE in named:
+            return cls(named, tokenizer)
+        return cls(templates_in(files) | named, tokenizer)
 
     def render(
         self,
@@ -172,6 +181,19 @@ class ChatTemplate:
         )
 
 
+@contextmanager
+def _naming(template: str) -> Iterator[None]:
+    """Says of a fault in one of several templates which it is in."""
+    try:
+        yield
+    except ChatTemplateError as error:
+        if template == DEFAULT_TEMPLATE:
+            raise
+        raise ChatTemplateError(
+            f"the template {template!r}: {error.message}", line=error.line, column=error.column
+        ) from None
+
+
 def _text_of(message: Mapping[str, Any]) -> str:
     content = message["content"]
     if isinstance(content, str):
@@ -223,54 +245,3 @@ class _Continuation:
         if text.startswith(self._mark, at):
             return text[:at]
         return text[:at].rstrip()
-
-
-def load_chat_template(path_or_text: str) -> str:
-    """A template's text: the content of a file, or the text itself where it is Jinja.
-
-    Raises:
-        FailedPreconditionError: neither a readable file nor a template.
-    """
-    if any(mark in path_or_text for mark in ("{{", "{%", "{#", "\n")):
-        return path_or_text
-    try:
-        with open(path_or_text, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError) as error:
-        raise FailedPreconditionError(
-            f"the chat template {path_or_text!r} is neither a readable file ({error}) nor a "
-            "template's text",
-            field="chat_template",
-        ) from error
-
-
-def _templates_in(files: Mapping[str, bytes]) -> dict[str, str]:
-    # Later sources win, in the order of transformers: the config, then files of their own.
-    templates = _by_name(_json(files, "tokenizer_config.json").get("chat_template"))
-    templates |= _by_name(_json(files, "chat_template.json").get("chat_template"))
-    if "chat_template.jinja" in files:
-        templates[DEFAULT_TEMPLATE] = files["chat_template.jinja"].decode("utf-8", "replace")
-    for path, data in files.items():
-        if path.startswith(_TEMPLATE_FOLDER):
-            name = path.removeprefix(_TEMPLATE_FOLDER).removesuffix(".jinja")
-            templates[name] = data.decode("utf-8", "replace")
-    return templates
-
-
-def _by_name(entry: str | Sequence[Mapping[str, str]] | None) -> dict[str, str]:
-    if entry is None:
-        return {}
-    if isinstance(entry, str):
-        return {DEFAULT_TEMPLATE: entry}
-    try:
-        return {str(item["name"]): str(item["template"]) for item in entry}
-    except (KeyError, TypeError):
-        raise FailedPreconditionError(
-            "the model's chat_template is neither a text nor a list of named templates; pass one "
-            "with --chat-template",
-            field="chat_template",
-        ) from None
-
-
-def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    return json_object(name, files[name]) if name in files else {}

@@ -138,7 +138,9 @@ class FrontendConfig(BaseModel):
     )
     chat_template: str | None = Field(
         default=None,
-        description="Jinja file (or the template itself) that replaces the model's chat template.",
+        description="Jinja file (or the template itself) that replaces the model's chat template; "
+        "or a folder of named ones, NAME.jinja, which requests may name as their chat_template: "
+        "with a default.jinja they replace the model's own, else they come to them.",
     )
     allow_request_chat_template: bool = Field(
         default=False, description="Let requests bring a chat template of their own."

@@ -55,7 +55,8 @@ class GenerationSettings:
         parse_control_tokens_in_chat: read control tokens inside chat messages as such.
         parse_control_tokens_in_prompts: read control tokens inside raw prompts as such.
         allow_request_chat_template: let requests bring their own template.
-        chat_template: a template's text, in place of the model's own.
+        chat_templates: templates by name, in place of the model's own or beside them; see
+            `ChatTemplate.from_files`.
         tool_call_parser, reasoning_parser: how calls and reasoning are found in a chat's answer: a
             name, "none", or "auto", by the chat template.
     """
@@ -63,7 +64,7 @@ class GenerationSettings:
     parse_control_tokens_in_chat: bool = False
     parse_control_tokens_in_prompts: bool = True
     allow_request_chat_template: bool = False
-    chat_template: str | None = None
+    chat_templates: Mapping[str, str] | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
 
@@ -100,7 +101,7 @@ class Generation:
         tokenizer = template = None
         if files:
             tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
-            template = ChatTemplate.from_files(files, tokenizer, override=settings.chat_template)
+            template = ChatTemplate.from_files(files, tokenizer, override=settings.chat_templates)
         generation = cls(client, tokenizer, template, settings, files)
         await generation.adapters.refresh()
         return generation

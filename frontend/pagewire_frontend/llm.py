@@ -17,7 +17,6 @@ from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.background_loop import BackgroundLoop
-from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation import Generation, GenerationSettings
@@ -56,6 +55,7 @@ from pagewire_frontend.llm_pooling import (
 )
 from pagewire_frontend.llm_run import naming, run_all
 from pagewire_frontend.pooling import PooledPrompt
+from pagewire_frontend.template_files import DEFAULT_TEMPLATE, load_chat_template
 from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tool_choice import ToolUse, tool_use
 
@@ -128,7 +128,8 @@ class LLM:
         most_in_flight: int = _USUAL_IN_FLIGHT,
     ) -> None:
         self._most_in_flight = most_in_flight
-        settings = GenerationSettings(allow_request_chat_template=True, chat_template=chat_template)
+        templates = None if chat_template is None else {DEFAULT_TEMPLATE: chat_template}
+        settings = GenerationSettings(allow_request_chat_template=True, chat_templates=templates)
         self._loop = BackgroundLoop("pagewire-llm")
         # Runs when this object goes, and at the interpreter's exit.
         self._close = weakref.finalize(self, _shut_down, self._loop, client)

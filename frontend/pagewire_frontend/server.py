@@ -19,7 +19,6 @@ from pagewire.listening import (
 from pagewire.tls import ClientTls, ServerTls
 from pagewire.tracing import Tracing
 from pagewire_frontend.certificate_figures import CertificateFigures
-from pagewire_frontend.chat_template import load_chat_template
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client.base import EngineClient
 from pagewire_frontend.generation import Generation, GenerationSettings
@@ -27,6 +26,7 @@ from pagewire_frontend.grpc_api.server import GrpcServer
 from pagewire_frontend.http_server import HttpServer
 from pagewire_frontend.openai_api.app import create_app, create_worker_app
 from pagewire_frontend.serving import Serving
+from pagewire_frontend.template_files import load_chat_templates
 from pagewire_frontend.workers import Worker
 
 logger = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ class FrontendServer:
             allow_request_chat_template=config.allow_request_chat_template,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
-            chat_template=(
-                None if config.chat_template is None else load_chat_template(config.chat_template)
+            chat_templates=(
+                None if config.chat_template is None else load_chat_templates(config.chat_template)
             ),
         )
         self._client = client

@@ -11,7 +11,6 @@ from starlette.responses import Response
 import pagewire
 from pagewire.v1 import engine_pb2
 from pagewire_frontend import token_service
-from pagewire_frontend.chat_template import DEFAULT_TEMPLATE
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.metrics import CONTENT_TYPE
 from pagewire_frontend.openai_api.body_reading import read_body
@@ -24,6 +23,7 @@ from pagewire_frontend.openai_api.requests import (
     UnloadAdapterBody,
 )
 from pagewire_frontend.serving import Serving
+from pagewire_frontend.template_files import DEFAULT_TEMPLATE
 from pagewire_frontend.tool_choice import tool_use
 
 

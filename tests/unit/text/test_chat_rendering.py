@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
-from pagewire_frontend.chat_template import ChatTemplate, load_chat_template
+from pagewire_frontend.chat_template import ChatTemplate
 from pagewire_frontend.compiled_template import CompiledTemplate
 from pagewire_frontend.errors import ChatTemplateError
+from pagewire_frontend.template_files import load_chat_template, load_chat_templates
 from tests.fakes import small_tokenizers
 
 CHATML = (
@@ -191,7 +192,7 @@ def test_a_file_of_its_own_is_preferred_to_the_config_and_an_override_to_both() 
         "chat_template.jinja": b"from the file",
     }
     assert ChatTemplate.from_files(files, TOKENIZER).render(user("Hi")).prompt == "from the file"
-    override = ChatTemplate.from_files(files, TOKENIZER, override="overridden")
+    override = ChatTemplate.from_files(files, TOKENIZER, override={"default": "overridden"})
     assert override.render(user("Hi")).prompt == "overridden"
 
 
@@ -207,6 +208,33 @@ def test_a_template_is_loaded_from_a_file_or_taken_as_it_is(tmp_path: Path) -> N
     assert load_chat_template("{{ x }}") == "{{ x }}"
     with pytest.raises(FailedPreconditionError, match=r"nowhere\.jinja"):
         load_chat_template("nowhere.jinja")
+    assert load_chat_templates(str(path)) == {"default": "{{ messages }}"}
+    assert load_chat_templates("{{ x }}") == {"default": "{{ x }}"}
+    with pytest.raises(FailedPreconditionError, match="neither"):
+        load_chat_templates("x" * 9999)
+
+
+def test_templates_of_a_folder_come_to_the_models_or_replace_them(tmp_path: Path) -> None:
+    files = {
+        "chat_template.jinja": b"the model's",
+        "additional_chat_templates/rag.jinja": b"the model's rag",
+    }
+    with pytest.raises(FailedPreconditionError, match=r"NAME\.jinja"):
+        load_chat_templates(str(tmp_path))
+    (tmp_path / "brief.jinja").write_text("brief")
+    (tmp_path / "notes.txt").write_text("{{")
+    beside = ChatTemplate.from_files(files, TOKENIZER, override=load_chat_templates(str(tmp_path)))
+    assert beside.render(user("Hi")).prompt == "the model's"
+    assert beside.render(user("Hi"), chat_template="brief").prompt == "brief"
+    assert beside.render(user("Hi"), chat_template="rag").prompt == "the model's rag"
+    (tmp_path / "default.jinja").write_text("the folder's")
+    alone = ChatTemplate.from_files(files, TOKENIZER, override=load_chat_templates(str(tmp_path)))
+    assert sorted(alone.templates) == ["brief", "default"]
+    assert alone.render(user("Hi")).prompt == "the folder's"
+    (tmp_path / "brief.jinja").write_text("{{ brief")
+    with pytest.raises(ChatTemplateError, match="'brief'") as raised:
+        ChatTemplate.from_files(files, TOKENIZER, override=load_chat_templates(str(tmp_path)))
+    assert raised.value.line == 1
 
 
 # Messages ----------------------------------------------------------------------------------------
