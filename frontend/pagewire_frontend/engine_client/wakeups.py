@@ -32,12 +32,12 @@ class Wakeups:
     """Wakes mailboxes. One event loop owns it."""
 
     def __init__(self) -> None:
-        # With the time of the first frame that each was held at.
-        self._held: dict[int, tuple[float, Mailbox]] = {}
+        # With the number of the first frame that each was held at.
+        self._held: dict[int, tuple[int, Mailbox]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_frame = 0.0
         self._interval_s = 1.0
-        self._turn = 0
+        self._num_frames = 0
 
     def after_frame(self, touched: Mapping[int, Mailbox], urgent: Mapping[int, Mailbox]) -> None:
         """A frame has put something into the mailboxes.
@@ -56,19 +56,21 @@ class Wakeups:
             for mailbox in touched.values():
                 mailbox.wake()
             return
-        # Counted on, whatever the number of turns: it may change from frame to frame.
-        self._turn += 1
-        turn = self._turn % num_frames
+        # Counted on, whatever the number of turns: it may change from frame to frame, and whose
+        # turn has not come for so many frames is woken. By frames and not by the clock: after a
+        # moment in which the loop stood still all would be late, and wake together.
+        self._num_frames += 1
+        turn = self._num_frames % num_frames
         held = self._held
-        overdue = now - LONG_HOLD_S
+        overdue = self._num_frames - MOST_FRAMES
         for number in [number for number in held if number not in touched]:
             since, mailbox = held[number]
-            if number % num_frames == turn or since < overdue:
+            if number % num_frames == turn or since <= overdue:
                 del held[number]
                 mailbox.wake()
         for number, mailbox in touched.items():
-            since, _ = held.get(number) or (now, mailbox)
-            if number % num_frames == turn or number in urgent or since < overdue:
+            since, _ = held.get(number) or (self._num_frames, mailbox)
+            if number % num_frames == turn or number in urgent or since <= overdue:
                 held.pop(number, None)
                 mailbox.wake()
             else:
