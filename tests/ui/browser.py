@@ -104,3 +104,8 @@ def new_chat(page: Page) -> None:
     page.get_by_role("tab", name="Chat").click()
     page.locator("#new-chat").click()
     expect(page.locator("#conversation .placeholder")).to_be_visible()
+
+
+def write_template(page: Page, source: str) -> None:
+    """Puts a text into the editor of templates in place of what is there."""
+    page.locator("#template-editor .cm-content").fill(source)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.fakes.fake_engine_client import CHATML, FakeEngineClient, byte_tokenizer
-from tests.ui.browser import answer, choose, new_chat, send, take_pictures
+from tests.ui.browser import answer, choose, new_chat, send, take_pictures, write_template
 from tests.ui.threaded_frontend import threaded_frontend
 
 
@@ -48,11 +48,6 @@ def prompt_of(engine: FakeEngineClient) -> str:
     )
 
 
-def write(page: Page, source: str) -> None:
-    """Puts a text into the editor in place of what is there."""
-    page.locator("#template-editor .cm-content").fill(source)
-
-
 def test_the_preview_is_the_exact_prompt_with_its_control_tokens(editor: Page) -> None:
     preview = editor.locator("#prompt-preview")
     expect(preview.locator(".pw-token.control")).to_have_count(9)
@@ -66,20 +61,20 @@ def test_the_preview_is_the_exact_prompt_with_its_control_tokens(editor: Page) -
         .replace("·", " ")
         .startswith("System: You are a helpful assistant.\nUser: What is a page table?")
     )
-    write(editor, "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{% endfor %}")
+    write_template(editor, "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{% endfor %}")
     expect(editor.locator("#prompt-count")).to_contain_text("1 of them control tokens")
     take_pictures(editor, "templates")
 
 
 def test_a_fault_is_shown_at_its_line_and_column(editor: Page) -> None:
-    write(editor, "{{ bos_token }}\n  {% if %}")
+    write_template(editor, "{{ bos_token }}\n  {% if %}")
     problem = editor.locator("#template-problem")
     expect(problem).to_contain_text("Line 2, column 9")
     assert problem.locator("pre").inner_text().splitlines() == [
         "2 |   {% if %}",
         "            ^",
     ]
-    write(editor, "{{ raise_exception('<b>no</b> roles') }}")
+    write_template(editor, "{{ raise_exception('<b>no</b> roles') }}")
     expect(problem).to_contain_text("<b>no</b> roles")
     take_pictures(editor, "template-fault")
 
@@ -100,7 +95,7 @@ def test_the_chat_s_own_prompt_is_shown_as_it_is_now(editor: Page) -> None:
 
 def test_the_difference_from_the_models_own_is_shown_and_restored(editor: Page) -> None:
     choose(editor, "Template", "Model: default")
-    write(editor, CHATML + "{# <script>more</script> #}")
+    write_template(editor, CHATML + "{# <script>more</script> #}")
     editor.get_by_text("Difference from the model's own").click()
     expect(editor.locator("#template-diff ins")).to_contain_text("<script>more</script>")
     editor.locator("#restore-template").click()
@@ -109,7 +104,7 @@ def test_the_difference_from_the_models_own_is_shown_and_restored(editor: Page) 
 
 
 def test_templates_are_saved_exported_imported_and_deleted(editor: Page, tmp_path: Path) -> None:
-    write(editor, "mine")
+    write_template(editor, "mine")
     editor.locator("#template-name input, #template-name textarea").fill("<i>my</i> own")
     editor.locator("#save-template").click()
     expect(editor.locator("#template-note")).to_contain_text("Saved in this browser")
@@ -139,7 +134,7 @@ def test_templates_are_saved_exported_imported_and_deleted(editor: Page, tmp_pat
 def test_a_template_is_used_for_a_chat(editor: Page, engine: FakeEngineClient) -> None:
     new_chat(editor)
     editor.get_by_role("tab", name="Templates").click()
-    write(editor, "ask: {{ messages[-1].content }}")
+    write_template(editor, "ask: {{ messages[-1].content }}")
     expect(editor.locator("#prompt-count")).to_contain_text(" 0 of them control tokens")
     editor.locator("#use-template").click()
     expect(editor.locator(".pw-template .pw-chip")).to_contain_text("Chat template:")

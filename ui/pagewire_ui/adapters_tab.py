@@ -14,7 +14,6 @@ from pagewire_ui.adapters_client import AdapterError, AdaptersClient
 from pagewire_ui.adapters_view import draw, size
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.notes import problem, said
-from pagewire_ui.settings_panel import SettingsPanel, model_choices
 from pagewire_ui.shown_tab import telling_shown_tab
 
 LABEL = "Adapters"
@@ -22,21 +21,24 @@ _REFRESH_S = 2.0
 # How often a load or an unload under way tells how it stands.
 _PROGRESS_S = 0.5
 _WAIT, _ABORT = "wait for its requests", "end its requests"
-_Update = tuple[Any, Any, Any, Any, Any]
+_Update = tuple[Any, Any, Any, Any]
 
 
 class AdaptersTab:
-    """Draws and changes the adapters; one object serves all visitors."""
+    """Draws and changes the adapters; one object serves all visitors.
+
+    Attributes:
+        changed: the event that the table tells something else.
+    """
 
     def __init__(self, client: AdaptersClient, chat: ChatClient) -> None:
         self._client = client
         self._chat = chat
 
-    def build(self, panel: SettingsPanel, private: dict[str, Any]) -> None:
+    def build(self, private: dict[str, Any]) -> None:
         """Builds the tab.
 
         Args:
-            panel: the chat's settings, whose choice of models follows.
             private: arguments of every event.
         """
         with gr.Tab(LABEL, id="adapters-tab") as tab, gr.Column(elem_classes="pw-tab"):
@@ -73,7 +75,8 @@ class AdaptersTab:
                     unload = gr.Button("Unload", variant="stop", size="sm", elem_id="unload")
             clock = gr.Timer(_REFRESH_S, active=False)
             shown = telling_shown_tab()
-        seen = [table, path, loaded, panel.model]
+        self.changed = table.change
+        seen = [table, path, loaded]
         tab.select(self._opened, outputs=[clock, *seen], queue=False, **private)
         clock.tick(self._look_on, outputs=[clock, *seen], queue=False, **shown, **private)
         streamed: dict[str, Any] = {
@@ -91,10 +94,10 @@ class AdaptersTab:
 
     async def _look_on(self, shown: str) -> tuple[Any, ...]:
         if shown != LABEL:
-            return gr.Timer(active=False), *(gr.skip() for _ in range(4))
+            return gr.Timer(active=False), *(gr.skip() for _ in range(3))
         return gr.skip(), *await self._look()
 
-    async def _look(self) -> tuple[Any, Any, Any, Any]:
+    async def _look(self) -> tuple[Any, Any, Any]:
         listing, models = await asyncio.gather(self._client.listing(), self._chat.models())
         names = [
             adapter.name
@@ -105,7 +108,6 @@ class AdaptersTab:
             draw(listing, models or []),
             gr.update(choices=listing.loadable_paths),
             gr.update(choices=list(dict.fromkeys(names))),
-            gr.update(choices=model_choices(models)) if models else gr.skip(),
         )
 
     async def _load(self, name: str, path: str | None, base: str) -> AsyncIterator[_Update]:

@@ -37,27 +37,43 @@ def scripted(script: str, events: tuple[str, ...] = (), **arguments: Any) -> gr.
     return gr.HTML(
         html_template="",
         js_on_load=f"""
-        const events = [{names}];
-        const root = (window.gradio_config?.root ?? '').replace(/\\/$/, '');
-        import(`${{root}}/{url_path()}/{script}.js`).then((script) =>
-          script.mount(element, {{ trigger, props, watch }}));
+        const events = [{names}];{_LOADED}
+        load('{script}').then((script) => script.mount(element, {{ trigger, props, watch }}));
         """,
         apply_default_css=False,
         **arguments,
     )
 
 
-def imported(script: str, expression: str, parameters: str = "") -> str:
-    """A JavaScript function for an event of Gradio's: it imports a script as `script` and gives the
-    expression's value.
+def imported(expression: str, parameters: str, *scripts: str) -> str:
+    """A JavaScript function for an event of Gradio's: it imports scripts, each by its own name, and
+    gives the expression's value.
 
     Args:
-        script: its name, without folder.
         expression: may await.
         parameters: names of the function's parameters, the event's inputs.
+        scripts: their names, without folder.
     """
     return f"""async ({parameters}) => {{
-      const root = (window.gradio_config?.root ?? '').replace(/\\/$/, '');
-      const script = await import(`${{root}}/{url_path()}/{script}.js`);
+      {_LOADED}
+      {"".join(f"const {name} = loaded.{name} ?? await load('{name}');" for name in scripts)}
       return {expression};
     }}"""
+
+
+def preloaded() -> str:
+    """A JavaScript function that imports all scripts. What is there already, an event need not wait
+    for: it is answered before the person can do another thing."""
+    names = [path.stem for path in sorted(FOLDER.glob("*.js"))]
+    return f"""async () => {{
+      {_LOADED}
+      await Promise.all({names}.map(load));
+    }}"""
+
+
+# `loaded`, the scripts that are there by name, and `load`, which fetches one.
+_LOADED = f"""
+      const root = (window.gradio_config?.root ?? '').replace(/\\/$/, '');
+      const loaded = (window.pagewire ??= {{}});
+      const load = async (name) =>
+        (loaded[name] = await import(`${{root}}/{url_path()}/${{name}}.js`));"""

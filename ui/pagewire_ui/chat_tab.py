@@ -44,13 +44,7 @@ class ChatTab:
             **private,
         )
         room.halt(self._halt, queue=False, trigger_mode="multiple", **private)
-        room.opened(
-            self._opened,
-            outputs=panel.restored_components,
-            queue=False,
-            trigger_mode="always_last",
-            **private,
-        )
+        panel.restored_on(room.opened, private)
 
     async def _ask(
         self, event: gr.EventData, request: gr.Request, *inputs: Any
@@ -81,9 +75,6 @@ class ChatTab:
     async def _halt(self, event: gr.EventData, request: gr.Request) -> None:
         if stop := self._running.get((request.session_hash or "", str(event.answer))):
             stop.set()
-
-    async def _opened(self, event: gr.EventData) -> list[Any]:
-        return self._panel.restored(event.settings)
 
     async def leave(self, request: gr.Request) -> None:
         """Ends the answers of a page that was closed."""

@@ -12,7 +12,7 @@ import gradio as gr
 from pagewire_ui.assets import scripted
 from pagewire_ui.chat_client import ChatClient, ChatProgress, ChatSettings
 from pagewire_ui.chat_tab import progress_value
-from pagewire_ui.settings_panel import SettingsPanel, model_choices, read
+from pagewire_ui.settings_panel import SettingsPanel, read
 
 LABEL = "Compare"
 _SIDES = ("left", "right")
@@ -20,7 +20,12 @@ _REDRAW_S = 0.05
 
 
 class CompareTab:
-    """Asks both at once; one object serves all visitors."""
+    """Asks both at once; one object serves all visitors.
+
+    Attributes:
+        models: the lists to choose the two models from.
+        opened: the event that the tab is shown.
+    """
 
     def __init__(self, client: ChatClient) -> None:
         self._client = client
@@ -37,11 +42,16 @@ class CompareTab:
         self._panel = panel
         with gr.Tab(LABEL, id="compare-tab") as tab, gr.Column(elem_classes="pw-tab"):
             with gr.Row():
-                left = gr.Dropdown(
-                    [("base model", "")], value="", label="Left", elem_id="compare-left"
-                )
-                right = gr.Dropdown(
-                    [("base model", "")], value="", label="Right", elem_id="compare-right"
+                # Custom: the choices come from a script, and Gradio's server knows none of them.
+                left, right = (
+                    gr.Dropdown(
+                        [("base model", "")],
+                        value="",
+                        label=side.capitalize(),
+                        allow_custom_value=True,
+                        elem_id=f"compare-{side}",
+                    )
+                    for side in _SIDES
                 )
             question = gr.Textbox(
                 label="Question",
@@ -54,7 +64,8 @@ class CompareTab:
                 ask = gr.Button("Ask both", variant="primary", size="sm", elem_id="compare-ask")
                 stop = gr.Button("Stop", size="sm", elem_id="compare-stop")
             answers = scripted("compare", elem_id="compare-answers")
-        tab.select(self._opened, [right], [left, right], queue=False, **private)
+        self.models = [left, right]
+        self.opened = tab.select
         gr.on(
             [ask.click, question.submit],
             self._ask,
@@ -65,19 +76,6 @@ class CompareTab:
             **private,
         )
         stop.click(self.leave, queue=False, **private)
-
-    async def _opened(self, right: str) -> tuple[Any, Any]:
-        models = await self._client.models()
-        if not models:
-            return gr.skip(), gr.skip()
-        choices = model_choices(models)
-        known = [value for _, value in choices]
-        # Base model against the first adapter, until somebody chooses.
-        first = next((model.id for model in models if model.parent), "")
-        return (
-            gr.update(choices=choices),
-            gr.update(choices=choices, value=right if right and right in known else first),
-        )
 
     async def _ask(
         self, request: gr.Request, question: str, left: str, right: str, *inputs: Any

@@ -9,17 +9,19 @@ import gradio as gr
 
 from pagewire_ui.adapters_client import AdaptersClient
 from pagewire_ui.adapters_tab import AdaptersTab
-from pagewire_ui.assets import scripted
+from pagewire_ui.assets import preloaded, scripted
 from pagewire_ui.chat_client import ChatClient
 from pagewire_ui.chat_tab import ChatTab
 from pagewire_ui.compare_tab import CompareTab
 from pagewire_ui.engine_tab import EngineTab
 from pagewire_ui.engine_watch import EngineWatch
 from pagewire_ui.frontend_link import FrontendLink
+from pagewire_ui.latest import LatestAnswer
 from pagewire_ui.settings_panel import SettingsPanel, model_choices
 from pagewire_ui.templates_tab import TemplatesTab
 from pagewire_ui.text_client import TextClient
 from pagewire_ui.tokenizer_tab import TokenizerTab
+from pagewire_ui.typed import made_at_once
 
 # System fonts: the page must not ask anything of any other host.
 _THEME = gr.themes.Default(
@@ -91,35 +93,42 @@ class Page:
                 head = gr.HTML(_head(None), elem_id="head")
                 scripted("conversations", elem_id="conversations")
                 panel = SettingsPanel()
-            templates = gr.BrowserState({}, storage_key="pagewire.templates", secret="pagewire")
             chat, compare = ChatTab(self._client), CompareTab(self._client)
+            adapters = AdaptersTab(self._adapters, self._client)
             with gr.Tabs(elem_id="tabs", overflow_behavior="wrap") as tabs:
                 with gr.Tab("Chat", id="chat"):
                     chat.build(panel, private)
                 compare.build(panel, private)
-                AdaptersTab(self._adapters, self._client).build(panel, private)
-                TemplatesTab(self._texts).build(tabs, panel, templates, private)
+                adapters.build(private)
+                TemplatesTab(self._texts).build(tabs, panel, private)
                 TokenizerTab(self._texts).build(panel, private)
                 EngineTab(self.watch).build(private)
             clock = gr.Timer(_LOOK_FOR_MODELS_S)
             panel.listen(private)
+            page.load(None, js=preloaded(), **private)
             page.load(None, js=_CLOSE_CONTROLS_ON_A_PHONE, **private)
             page.load(None, js=_WALK_TABS_BY_ARROWS, **private)
-            found = [head, clock, panel.model]
-            page.load(self._look_for_models, [panel.model], found, queue=False, **private)
-            clock.tick(self._look_for_models, [panel.model], found, queue=False, **private)
+            models = LatestAnswer("models", private)
+            lists = [panel.model, *compare.models]
+            models.asks([page.load, clock.tick, compare.opened, adapters.changed], self._models, [])
+            models.taken_by(
+                "settings", "settings.offered(told, held)", lists, [head, clock, *lists]
+            )
+            made_at_once(page, private)
             page.unload(chat.leave)
             page.unload(compare.leave)
         return page
 
-    async def _look_for_models(self, chosen: str) -> tuple[Any, Any, Any]:
+    async def _models(self) -> dict[str, Any]:
         models = await self._client.models()
         if not models:
-            return _head(None), gr.Timer(_LOOK_FOR_MODELS_S), gr.skip()
-        choices = model_choices(models)
-        gone = chosen not in [value for _, value in choices]
-        dropdown = gr.update(choices=choices, value="" if gone else chosen)
-        return _head(models[0].id), gr.Timer(_LOOK_AGAIN_S), dropdown
+            return {"head": _head(None), "seconds": _LOOK_FOR_MODELS_S, "choices": None}
+        return {
+            "head": _head(models[0].id),
+            "seconds": _LOOK_AGAIN_S,
+            "choices": model_choices(models),
+            "adapter": next((model.id for model in models if model.parent), ""),
+        }
 
 
 def _head(model: str | None) -> str:

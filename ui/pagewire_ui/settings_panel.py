@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from pagewire.v1 import inference_pb2
+from pagewire_ui.assets import imported
 from pagewire_ui.chat_client import ChatSettings
 
 OWN = "Model's own"
@@ -140,18 +141,43 @@ class SettingsPanel:
         Args:
             private: arguments of every event.
         """
+        shown = [self._sampling, self._more]
         self._preset.input(
-            _apply_preset,
-            inputs=[self._preset],
-            outputs=[self._sampling, self._more, *self._sliders],
-            queue=False,
+            None,
+            [self._preset],
+            [*shown, *self._sliders],
+            js=imported(
+                f"settings.applyPreset(name, {json.dumps(PRESETS)}, {json.dumps(OWN)})",
+                "name",
+                "settings",
+            ),
             **private,
         )
         gr.on(
             [slider.input for slider in self._sliders],
-            lambda: CUSTOM,
+            None,
             outputs=[self._preset],
-            queue=False,
+            js=f"() => {json.dumps(CUSTOM)}",
+            **private,
+        )
+
+    def restored_on(self, event: Any, private: dict[str, Any]) -> None:
+        """Lets the controls hold what the conversation kept that the page shows.
+
+        Args:
+            event: tells that another one is shown.
+            private: arguments of the event.
+        """
+        controls = json.dumps([_kind(control) for control in self.controls])
+        event(
+            None,
+            outputs=[*self.components, self._sampling, self._more],
+            js=imported(
+                f"settings.restored(chat.currentSettings(), {controls}, {json.dumps(OWN)})",
+                "",
+                "settings",
+                "chat",
+            ),
             **private,
         )
 
@@ -164,23 +190,6 @@ class SettingsPanel:
             control.name: control.component.value if value is None else value
             for control, value in zip(self.controls, inputs, strict=True)
         }
-
-    def restored(self, settings: Any) -> list[Any]:
-        """Updates of all controls, for settings that a conversation kept; what is not among them,
-        or is no value of its control's kind, leaves it as it is."""
-        kept = settings if isinstance(settings, dict) else {}
-        updates: list[Any] = []
-        for control in self.controls:
-            value = kept.get(control.name)
-            fits = _fits(control.component, value)
-            updates.append(gr.update(value=value) if fits else gr.skip())
-        own = kept.get("preset") == OWN
-        return [*updates, gr.update(visible=not own), gr.update(visible=not own)]
-
-    @property
-    def restored_components(self) -> list[Any]:
-        """The outputs that `restored` fills."""
-        return [*self.components, self._sampling, self._more]
 
 
 def read(values: dict[str, Any], chat_template: str | None = None) -> ChatSettings:
@@ -224,23 +233,17 @@ def model_choices(models: list[inference_pb2.Model]) -> list[tuple[str, str]]:
     return choices
 
 
-def _apply_preset(name: str) -> list[Any]:
-    own = name == OWN
-    shown = [gr.update(visible=not own), gr.update(visible=not own)]
-    if name not in PRESETS:
-        return [*shown, *(gr.skip() for _ in PRESETS[DEFAULT_PRESET])]
-    return [*shown, *PRESETS[name]]
-
-
-def _fits(component: Any, value: Any) -> bool:
+def _kind(control: Control) -> dict[str, Any]:
+    """What the control may hold, as the script `settings` checks it."""
+    component = control.component
     if isinstance(component, gr.Slider):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value) and component.minimum <= value <= component.maximum
+        least, most = component.minimum, component.maximum
+        return {"name": control.name, "kind": "number", "least": least, "most": most}
     if isinstance(component, gr.Checkbox):
-        return isinstance(value, bool)
-    if component.elem_id == "preset":
-        return value in (*PRESETS, OWN, CUSTOM)
-    return isinstance(value, str)
+        return {"name": control.name, "kind": "boolean"}
+    if control.name == "preset":
+        return {"name": control.name, "kind": "text", "choices": [*PRESETS, OWN, CUSTOM]}
+    return {"name": control.name, "kind": "text"}
 
 
 def _whole_number(label: str, text: str, *, least: int, most: int) -> int | None:

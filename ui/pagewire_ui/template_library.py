@@ -1,4 +1,4 @@
-"""Chat templates to begin with: those the page ships, and those that a person saved."""
+"""Chat templates to begin with, and what can be told of one that is being written."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import difflib
 import html
 import re
 from functools import cache
-from typing import Any
 
 from pagewire_ui.assets import FOLDER
 
-MAX_NAME = 80
-MAX_SAVED = 100
-MAX_CHARACTERS = 500_000
 _MAX_DIFF_LINES = 4000
 _CONTEXT_CHARACTERS = 60
 _LINE_END = re.compile(r"\r\n|\r|\n")
-OWN, SHIPPED, SAVED = "Model: ", "Built-in: ", "Saved: "
+MAX_NAME = 80
+_OWN, _SHIPPED = "Model: ", "Built-in: "
 
 
 @cache
@@ -25,59 +22,18 @@ def shipped() -> dict[str, str]:
     return {path.stem: path.read_text() for path in sorted(FOLDER.glob("chat_templates/*.jinja"))}
 
 
-def checked(saved: Any) -> dict[str, str]:
-    """What a browser kept, name to source, without what is neither."""
-    if not isinstance(saved, dict):
-        return {}
-    pairs = [
-        (name, source)
-        for name, source in saved.items()
-        if isinstance(name, str) and isinstance(source, str)
-    ]
-    return dict(pairs[:MAX_SAVED])
+def named(own: dict[str, str]) -> dict[str, str]:
+    """The model's templates and the page's, by the name that the list shows."""
+    return {_OWN + name: source for name, source in own.items()} | {
+        _SHIPPED + name: source for name, source in shipped().items()
+    }
 
 
-def named(own: dict[str, str], saved: dict[str, str]) -> dict[str, str]:
-    """All templates by the name that the list shows."""
-    return (
-        {OWN + name: source for name, source in own.items()}
-        | {SHIPPED + name: source for name, source in shipped().items()}
-        | {SAVED + name: source for name, source in sorted(saved.items())}
-    )
-
-
-def title(chosen: str | None, source: str, templates: dict[str, str]) -> str:
-    """What people call the text in the editor.
-
-    Args:
-        chosen: the name in the list that it began as.
-        source: the text as it is now.
-        templates: all by the name that the list shows.
-    """
-    if chosen not in templates:
-        return "edited"
-    name = chosen.partition(": ")[2]
-    return name if templates[chosen] == source else f"{name} (edited)"
-
-
-def with_saved(saved: dict[str, str], name: str, source: str) -> dict[str, str]:
-    """The saved templates with one more, or another text for one.
-
-    Raises:
-        ValueError: the name or the text can't be saved; the message says why.
-    """
-    name = name.strip()
-    if not name:
-        raise ValueError("Give the template a name to save it.")
-    if len(name) > MAX_NAME:
-        raise ValueError(f"A name may have {MAX_NAME} characters.")
-    if not source.strip():
-        raise ValueError("The template is empty.")
-    if len(source) > MAX_CHARACTERS:
-        raise ValueError(f"A template may have {MAX_CHARACTERS} characters.")
-    if len(saved) >= MAX_SAVED and name not in saved:
-        raise ValueError(f"At most {MAX_SAVED} templates are kept; delete one.")
-    return {**saved, name: source}
+def names_of(source: str, own: dict[str, str]) -> list[str]:
+    """Names of the model's templates with this text, whatever their line ends: an editor has its
+    own."""
+    lines = _LINE_END.split(source)
+    return [name for name, text in own.items() if _LINE_END.split(text) == lines]
 
 
 def excerpt(source: str, line: int, column: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from pagewire_ui.assets import scripted
+from pagewire_ui.latest import LatestAnswer
 from pagewire_ui.notes import problem
 from pagewire_ui.settings_panel import SettingsPanel
 from pagewire_ui.text_client import Fault, TextClient
@@ -42,17 +43,11 @@ class TokenizerTab:
                 )
             count = gr.HTML("", elem_id="token-count")
             tokens = scripted("tokens", elem_id="tokenizer-tokens")
-        inputs, outputs = [text, panel.model, parse, add], [tokens, count]
-        gr.on(
-            [text.change, parse.input, add.input],
-            self._tokenize,
-            inputs=inputs,
-            outputs=outputs,
-            trigger_mode="always_last",
-            queue=False,
-            **private,
-        )
-        tab.select(self._tokenize, inputs, outputs, queue=False, **private)
+            answer = LatestAnswer("tokens", private)
+        # The chat's model may have changed while the tab was hidden.
+        triggers = [tab.select, text.change, parse.input, add.input, panel.model.change]
+        answer.asks(triggers, self._tokenize, [text, panel.model, parse, add])
+        answer.taken_by("tokens", "told", [], [tokens, count])
 
     async def _tokenize(
         self, text: str | None, model: str, parse: bool, add: bool

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.serve_process import Served
-from tests.ui.browser import answer, choose, send, take_pictures
+from tests.ui.browser import answer, choose, send, take_pictures, write_template
 from tests.ui.served.visitor import fresh_chat, open_page
 
 pytestmark = pytest.mark.slow
@@ -127,7 +127,7 @@ def test_reasoning_is_folded_apart(page: Page) -> None:
     fresh_chat(page, max_tokens=60)
     page.get_by_role("tab", name="Templates").click()
     expect(page.locator("#prompt-count")).to_contain_text("tokens")
-    page.locator("#template-editor .cm-content").fill(THINKER)
+    write_template(page, THINKER)
     expect(page.locator("#prompt-preview")).to_contain_text("for")
     page.locator("#use-template").click()
     expect(page.locator(".pw-template .pw-chip")).to_contain_text("Chat template:")

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.serve_process import MODEL
-from tests.ui.browser import answer, choose, send, take_pictures
+from tests.ui.browser import answer, choose, send, take_pictures, write_template
 from tests.ui.served.test_adapters import label, load, note, unload
 from tests.ui.served.visitor import fresh_chat
 
@@ -35,11 +35,6 @@ def own_text(page: Page) -> Iterator[str]:
     expect(note(page)).to_contain_text("Unloaded own-text")
 
 
-def write(page: Page, source: str) -> None:
-    """Puts a text into the editor in place of what is there."""
-    page.locator("#template-editor .cm-content").fill(source)
-
-
 def test_the_list_has_the_models_own_and_built_in_ones(editor: Page) -> None:
     editor.get_by_label("Template", exact=True).click()
     names = [name.strip("✓ \n") for name in editor.get_by_role("option").all_inner_texts()]
@@ -61,12 +56,12 @@ def test_the_preview_follows_the_editor_with_its_control_tokens(editor: Page) ->
     )
     assert colours > 2
     take_pictures(editor, "served-templates")
-    write(editor, "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}")
+    write_template(editor, "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}")
     expect(editor.locator("#prompt-count")).to_contain_text("4 of them control tokens")
 
 
 def test_a_fault_is_shown_at_line_and_column(editor: Page) -> None:
-    write(editor, "{% for m in messages %}\n{{ m.content }}\n  {% endif %}")
+    write_template(editor, "{% for m in messages %}\n{{ m.content }}\n  {% endif %}")
     problem = editor.locator("#template-problem")
     expect(problem).to_contain_text("Line 3, column 6")
     assert problem.locator("pre").inner_text().splitlines()[0] == "3 |   {% endif %}"
@@ -74,7 +69,9 @@ def test_a_fault_is_shown_at_line_and_column(editor: Page) -> None:
 
 
 def test_a_template_without_an_end_is_cut_off(editor: Page) -> None:
-    write(editor, "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}")
+    write_template(
+        editor, "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    )
     expect(editor.locator("#template-problem").get_by_role("alert")).to_be_visible()
     editor.locator("#restore-template").click()
     expect(editor.locator("#prompt-count")).to_contain_text("51 tokens")
@@ -82,7 +79,7 @@ def test_a_template_without_an_end_is_cut_off(editor: Page) -> None:
 
 def test_the_difference_is_shown_and_the_own_restored(editor: Page) -> None:
     source = editor.locator("#template-editor .cm-content").inner_text()
-    write(editor, source.replace("helpful AI assistant", "gruff captain"))
+    write_template(editor, source.replace("helpful AI assistant", "gruff captain"))
     editor.get_by_text("Difference from the model's own").click()
     expect(editor.locator("#template-diff ins")).to_contain_text("gruff captain")
     expect(editor.locator("#template-diff del")).to_contain_text("helpful AI assistant")
@@ -93,7 +90,7 @@ def test_the_difference_is_shown_and_the_own_restored(editor: Page) -> None:
 
 
 def test_templates_are_saved_exported_and_imported(editor: Page, tmp_path: Path) -> None:
-    write(editor, "{{ messages[-1].content }}")
+    write_template(editor, "{{ messages[-1].content }}")
     editor.locator("#template-name input, #template-name textarea").fill("bare")
     editor.locator("#save-template").click()
     expect(editor.locator("#template-note")).to_contain_text("Saved in this browser")
@@ -116,7 +113,7 @@ def test_a_template_is_used_for_this_chat(editor: Page) -> None:
     fresh_chat(editor)
     editor.get_by_role("tab", name="Templates").click()
     choose(editor, "Template", "Model: default")
-    write(
+    write_template(
         editor,
         "<|im_start|>user\nWhat is the capital of Germany?<|im_end|>\n<|im_start|>assistant\n",
     )

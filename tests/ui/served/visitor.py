@@ -57,8 +57,9 @@ def open_page(context: BrowserContext, url: str, *, max_tokens: int = 24) -> Pag
 
 
 def fresh_chat(page: Page, *, max_tokens: int = 24, model: str = MODEL) -> None:
-    """Another conversation, precise and short, with this model."""
+    """Another conversation, precise and short, with this model and no system prompt."""
     new_chat(page)
+    page.locator("#system-prompt textarea").fill("")
     choose(page, "Model", model)
     choose(page, "Sampling", "Precise")
     page.locator("#max-tokens textarea").fill(str(max_tokens))

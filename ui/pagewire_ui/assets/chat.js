@@ -14,7 +14,7 @@ const NEAR_END_PX = 80;
 const MAX_TITLE = 60;
 
 class ChatRoom {
-  /** @param bridge {ask(data), halt(data), opened(data)}: events that Python answers */
+  /** @param bridge {ask(data), halt(data), opened()}: events that Python answers, or another script */
   constructor(element, bridge) {
     this.bridge = bridge;
     this.log = el("div", { id: "conversation", role: "log", tabindex: "0", "aria-label": "Conversation" });
@@ -59,7 +59,7 @@ class ChatRoom {
       const running = this.running?.conversation;
       this.conversation = running?.id === id ? running : (store.load(id) ?? { ...store.emptyConversation(), id });
     }
-    if (this.conversation.settings) this.bridge.opened({ settings: this.conversation.settings });
+    if (this.conversation.settings) this.bridge.opened();
     this.say("");
     this.draw();
   }
@@ -300,6 +300,11 @@ export function currentTurns() {
   return messages.map((message) => ({ role: message.role, text: turnText(message) }));
 }
 
+/** The settings that the conversation was last asked with; null: none. */
+export function currentSettings() {
+  return room?.conversation.settings ?? null;
+}
+
 /** Makes the conversation's prompts by this template {name, source} from now on; null: by the model's own. */
 export function useTemplate(template) {
   room.useTemplate(template);
@@ -310,7 +315,7 @@ export function mount(element, { trigger, props, watch }) {
   room = new ChatRoom(element, {
     ask: (data) => trigger("ask", data),
     halt: (data) => trigger("halt", data),
-    opened: (data) => trigger("opened", data),
+    opened: () => trigger("opened"),
   });
   watch("value", () => room.progress(props.value));
 }

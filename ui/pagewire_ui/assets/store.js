@@ -1,11 +1,15 @@
-// Conversations and chat templates in this browser's localStorage, each conversation under a key of its own, so that
-// two tabs that write different ones never touch each other's. Nothing of it is kept on the server.
+// Conversations and chat templates in this browser's localStorage, each under a key of its own, so that two tabs that
+// write different ones never touch each other's. Nothing of it is kept on the server.
 
 import { newId } from "./dom.js";
 
 export const FORMAT = "pagewire.conversations";
 export const MAX_FILE_BYTES = 20e6;
+export const MAX_TEMPLATE_NAME = 80;
 const PREFIX = "pagewire.conversation.";
+const TEMPLATE_PREFIX = "pagewire.template.";
+const MAX_TEMPLATES = 100;
+const MAX_TEMPLATE = 500_000;
 const MAX_TEXT = 2_000_000;
 const MAX_MESSAGES = 5000;
 const MAX_CONVERSATIONS = 2000;
@@ -80,6 +84,33 @@ export function remove(id) {
   parsed.delete(id);
   events.dispatchEvent(new CustomEvent("removed", { detail: { id } }));
   events.dispatchEvent(new Event("changed"));
+}
+
+/** The saved chat templates, {name: source}, by name. */
+export function templates() {
+  const keys = Array.from({ length: localStorage.length }, (_, index) => localStorage.key(index));
+  const names = keys.filter((key) => key.startsWith(TEMPLATE_PREFIX)).map((key) => key.slice(TEMPLATE_PREFIX.length));
+  return Object.fromEntries(names.sort().map((name) => [name, localStorage.getItem(TEMPLATE_PREFIX + name)]));
+}
+
+/** Keeps a chat template, in place of one of the same name. Raises an Error that says why it can't be. */
+export function saveTemplate(name, source) {
+  const kept = name.trim();
+  if (!kept) throw new Error("Give the template a name to save it.");
+  if (kept.length > MAX_TEMPLATE_NAME) throw new Error(`A name may have ${MAX_TEMPLATE_NAME} characters.`);
+  if (!source.trim()) throw new Error("The template is empty.");
+  if (source.length > MAX_TEMPLATE) throw new Error(`A template may have ${MAX_TEMPLATE} characters.`);
+  const others = Object.keys(templates()).filter((each) => each !== kept);
+  if (others.length >= MAX_TEMPLATES) throw new Error(`At most ${MAX_TEMPLATES} templates are kept; delete one.`);
+  try {
+    localStorage.setItem(TEMPLATE_PREFIX + kept, source);
+  } catch {
+    throw new Error("This browser has no room left for templates: delete some, or old conversations.");
+  }
+}
+
+export function removeTemplate(name) {
+  localStorage.removeItem(TEMPLATE_PREFIX + name);
 }
 
 /** Which conversation this tab shows; kept over a reload, and no other tab's business. */
