@@ -1,29 +1,15 @@
-"""Which adapters are loaded, and who uses them."""
+"""Loads adapters, lets requests hold them, and unloads them."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
-import secrets
-import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from pagewire.errors import (
-    AlreadyExistsError,
-    DeadlineExceededError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    PagewireError,
-    RequestCancelledError,
-    ResourceExhaustedError,
-)
-from pagewire.lora import checked_name
+from pagewire.errors import FailedPreconditionError, PagewireError, ResourceExhaustedError
 from pagewire_engine.adapters.compatible_tokenizer import check_tokenizer
 from pagewire_engine.adapters.description import AdapterMemory
-from pagewire_engine.adapters.errors import AdapterNotFoundError
 from pagewire_engine.adapters.files import folder_state, tokenizer_files
 from pagewire_engine.adapters.host_memory import HostMemory
 from pagewire_engine.adapters.loaded import (
@@ -34,13 +20,10 @@ from pagewire_engine.adapters.loaded import (
     Unloaded,
     version_of,
 )
+from pagewire_engine.adapters.roster import Roster
 
 logger = logging.getLogger(__name__)
 
-# Between two looks whether an unload's caller still waits.
-_LOOK_INTERVAL_S = 0.2
-# What is kept of each outlives its weights in host memory. A list of so many is still one message.
-_MOST_ADAPTERS = 4096
 # Of the tokenizers and templates that they ship, where those are not the model's own.
 _MOST_FILE_BYTES = 256 << 20
 
@@ -72,14 +55,8 @@ class AdapterRegistry:
         self._served_model_name = served_model_name
         self._tokenizer_files = tokenizer_files
         self._vocab_size = vocab_size
-        self._changed = threading.Condition()
-        self._current: dict[str, LoadedAdapter] = {}
-        self._by_number: dict[int, LoadedAdapter] = {}
-        self._loading: dict[str, str] = {}
+        self._roster = Roster(served_model_name)
         self._numbers = itertools.count(1)
-        # Differs from that of every other engine, and of this one's other lives.
-        self._life = secrets.token_hex(8)
-        self._num_changes = 0
         self._background = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._host = HostMemory(
             workers, max_cpu_loras, self._background, self._tell_loss, lambda: self._wake()
@@ -114,20 +91,14 @@ class AdapterRegistry:
             AlreadyExistsError: it is taken.
             PagewireError: the adapter can't be served; the error says why.
         """
-        name = self._checked_name(request.name)
-        with self._changed:
-            present = self._check_free(request)
-            self._loading[name] = request.path
-            self._num_changes += 1
+        present = self._roster.begin_loading(request)
         try:
             with self._host.reading:
                 if present is not None and self._is_unchanged(present, request):
                     return present
                 return self._read(request, makes_room=present is None)
         finally:
-            with self._changed:
-                del self._loading[name]
-                self._has_changed()
+            self._roster.end_loading(request.name)
 
     def _is_unchanged(self, present: LoadedAdapter, request: LoadRequest) -> bool:
         """Whether what is asked for is there, by all that can be told without reading it."""
@@ -135,12 +106,7 @@ class AdapterRegistry:
             return False
         if present.folder_state is None or folder_state(request.folder) != present.folder_state:
             return False
-        with self._changed:
-            if self._current.get(present.name) is not present or present.is_leaving:
-                return False
-            present.parent = request.base_model_name or self._served_model_name
-            present.path = request.path
-            return True
+        return self._roster.renew(present, request)
 
     def _read(self, request: LoadRequest, *, makes_room: bool) -> LoadedAdapter:
         name, number = request.name, next(self._numbers)
@@ -168,8 +134,7 @@ class AdapterRegistry:
                 from_settings=request.from_settings,
             )
             self._host.add(adapter)
-            with self._changed:
-                entered = self._enter(adapter, request)
+            entered = self._enter(adapter, request)
         except BaseException:
             self._host.drop(number)
             raise
@@ -188,8 +153,7 @@ class AdapterRegistry:
         for name, content in files.items():
             if content == self._tokenizer_files.get(name):
                 files[name] = self._tokenizer_files[name]
-        with self._changed:
-            others = [each.files for each in self._by_number.values()]
+        others = [each.files for each in self._roster.adapters()]
         num_bytes = sum(map(self._num_own_bytes, [*others, files]))
         if num_bytes > _MOST_FILE_BYTES and self._num_own_bytes(files):
             raise ResourceExhaustedError(
@@ -209,62 +173,11 @@ class AdapterRegistry:
 
     def _enter(self, adapter: LoadedAdapter, request: LoadRequest) -> LoadedAdapter:
         """Makes it the one of its name; returns the present one where that is the same."""
-        present = self._current.get(adapter.name)
-        if present is not None and present.version == adapter.version and not present.is_leaving:
-            present.parent, present.path = adapter.parent, adapter.path
-            present.folder, present.folder_state = adapter.folder, adapter.folder_state
-            return present
-        if present is not None and not request.in_place:
-            raise self._taken(adapter.name)
-        self._by_number[adapter.number] = adapter
-        self._current[adapter.name] = adapter
-        if present is not None:
-            present.is_leaving = True
-            self._retire_if_unused(present)
-        return adapter
-
-    def _checked_name(self, name: str) -> str:
-        try:
-            checked_name(name)
-        except ValueError as error:
-            raise InvalidArgumentError("name", str(error)) from None
-        if name == self._served_model_name:
-            raise AlreadyExistsError(
-                f"{name!r} is the served model's name; choose another", field="name"
-            )
-        return name
-
-    def _check_free(self, request: LoadRequest) -> LoadedAdapter | None:
-        """Whether it may be loaded; returns what it may replace."""
-        name = request.name
-        if name in self._loading:
-            raise AlreadyExistsError(f"an adapter {name!r} is being loaded", field="name")
-        present = self._current.get(name)
-        if present is None:
-            if len(self._current) + len(self._loading) >= _MOST_ADAPTERS:
-                raise ResourceExhaustedError(
-                    f"{_MOST_ADAPTERS} adapters are loaded, the most there may be; unload one",
-                    field="name",
-                )
-            return None
-        if present.is_leaving:
-            raise FailedPreconditionError(
-                f"the adapter {name!r} is being unloaded; try again later", field="name"
-            )
-        if not (request.in_place or request.version):
-            raise self._taken(name)
-        return present
-
-    def _has_changed(self) -> None:
-        """What it tells is different now; to be called under the lock."""
-        self._num_changes += 1
-        self._changed.notify_all()
-
-    def _taken(self, name: str) -> AlreadyExistsError:
-        return AlreadyExistsError(
-            f"an adapter {name!r} is loaded; replace it with in_place, or choose another name",
-            field="name",
-        )
+        with self._roster.changed:
+            entered, replaced = self._roster.enter(adapter, in_place=request.in_place)
+            if replaced is not None:
+                self._retire_if_unused(replaced)
+        return entered
 
     # -- unloading ---------------------------------------------------------------------------
 
@@ -289,11 +202,7 @@ class AdapterRegistry:
             FailedPreconditionError: it is being unloaded.
             DeadlineExceededError, RequestCancelledError: requests still used it; it stays.
         """
-        with self._changed:
-            current = self._present(name)
-            versions = [each for each in self._by_number.values() if each.name == name]
-            current.is_leaving = True
-            self._num_changes += 1
+        current, versions = self._roster.begin_leaving(name)
         ended: list[int] = []
 
         def end_requests() -> None:
@@ -303,12 +212,10 @@ class AdapterRegistry:
                     self._fail(adapter.number, told, ended.append)
 
         try:
-            self._wait_until_unused(versions, timeout_s, still_wanted, end_requests)
+            self._roster.wait_until_unused(versions, timeout_s, still_wanted, end_requests)
         except BaseException:
-            with self._changed:
-                # A load in place may have replaced it meanwhile: then it leaves all the same.
-                current.is_leaving = self._current.get(name) is not current
-                self._num_changes += 1
+            with self._roster.changed:
+                self._roster.stay(current)
                 self._retire_if_unused(current)
             raise
         memory = self._workers.adapter_memory()
@@ -322,57 +229,15 @@ class AdapterRegistry:
             device_bytes=sum(memory.device.get(each.number, 0) for each in freed),
         )
 
-    def _present(self, name: str) -> LoadedAdapter:
-        current = self._current.get(name)
-        if current is None:
-            raise AdapterNotFoundError(f"no adapter {name!r} is loaded", field="name")
-        if current.is_leaving:
-            raise FailedPreconditionError(
-                f"the adapter {name!r} is being unloaded already", field="name"
-            )
-        return current
-
-    def _wait_until_unused(
-        self,
-        versions: list[LoadedAdapter],
-        timeout_s: float | None,
-        still_wanted: Callable[[], bool],
-        end_requests: Callable[[], None],
-    ) -> None:
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            # Again and again: one that was about to be handed over comes after the others. Outside
-            # of the lock, which the loop's thread takes while it holds its own.
-            end_requests()
-            with self._changed:
-                num_holds = sum(each.num_holds for each in versions)
-                if not num_holds:
-                    return
-                rest_s = min(_LOOK_INTERVAL_S, deadline - time.monotonic())
-                if rest_s <= 0:
-                    raise DeadlineExceededError(
-                        f"{num_holds} requests still use the adapter after {timeout_s:g} s; it "
-                        "stays. End them by MODE_ABORT, or wait longer",
-                        field="timeout_s",
-                    )
-                self._changed.wait(rest_s)
-            if not still_wanted():
-                raise RequestCancelledError("the call was cancelled; the adapter stays")
-
     def _retire_if_unused(self, adapter: LoadedAdapter) -> None:
         """Lets a replaced version go, later and elsewhere: a step may be under way."""
-        is_replaced = self._current.get(adapter.name) is not adapter
-        if is_replaced and adapter.is_leaving and not adapter.num_holds:
+        if self._roster.is_abandoned(adapter):
             self._background.submit(self._retire, adapter)
 
     def _retire(self, adapter: LoadedAdapter) -> bool:
         """Forgets an adapter that nobody holds. Returns whether it was there."""
-        with self._changed:
-            if self._by_number.pop(adapter.number, None) is None:
-                return False
-            if self._current.get(adapter.name) is adapter:
-                del self._current[adapter.name]
-            self._has_changed()
+        if not self._roster.remove(adapter):
+            return False
         self._host.drop(adapter.number)
         return True
 
@@ -389,39 +254,12 @@ class AdapterRegistry:
             AdapterNotFoundError: there is none of this name.
             FailedPreconditionError: not in this version, or it is being unloaded.
         """
-        with self._changed:
-            adapter = self._current.get(name)
-            if adapter is None:
-                raise AdapterNotFoundError(f"no adapter {name!r} is loaded", field="adapter")
-            if version and adapter.version != version:
-                adapter = next(
-                    (
-                        each
-                        for each in self._by_number.values()
-                        if (each.name, each.version) == (name, version) and each.num_holds
-                    ),
-                    None,
-                )
-                if adapter is None:
-                    raise FailedPreconditionError(
-                        f"the adapter {name!r} is not loaded in the version {version:.12} that "
-                        "this request began with; send it again",
-                        field="adapter",
-                    )
-            elif adapter.is_leaving:
-                raise FailedPreconditionError(
-                    f"the adapter {name!r} is being unloaded", field="adapter"
-                )
-            adapter.num_holds += 1
-            return AdapterHold(adapter.number, adapter.version, f"{name}\0{adapter.version}")
+        return self._roster.hold(name, version)
 
     def release(self, number: int) -> None:
         """A request that held the adapter has ended."""
-        with self._changed:
-            adapter = self._by_number[number]
-            adapter.num_holds -= 1
-            self._changed.notify_all()
-            self._retire_if_unused(adapter)
+        with self._roster.changed:
+            self._retire_if_unused(self._roster.release(number))
 
     # -- host memory: AdapterStore -----------------------------------------------------------
 
@@ -447,17 +285,15 @@ class AdapterRegistry:
 
     def revision(self) -> str:
         """Differs as soon as other adapters may be named, or one in another version."""
-        return f"{self._life}-{self._num_changes}"
+        return self._roster.revision()
 
     def adapters(self) -> list[LoadedAdapter]:
         """Those that are loaded, by name; a replaced version follows its heir."""
-        with self._changed:
-            return sorted(self._by_number.values(), key=lambda each: (each.name, -each.number))
+        return self._roster.adapters()
 
     def loading(self) -> dict[str, str]:
         """Names and paths of those that are being read."""
-        with self._changed:
-            return dict(self._loading)
+        return self._roster.loading()
 
     def files_of(self, name: str, version: str = "") -> Mapping[str, bytes]:
         """The tokenizer's files that an adapter ships.
@@ -466,15 +302,7 @@ class AdapterRegistry:
             AdapterNotFoundError: there is none of this name.
             FailedPreconditionError: not in this version.
         """
-        with self._changed:
-            adapter = self._current.get(name)
-        if adapter is None:
-            raise AdapterNotFoundError(f"no adapter {name!r} is loaded", field="adapter")
-        if version not in ("", adapter.version):
-            raise FailedPreconditionError(
-                f"the adapter {name!r} has another version now", field="adapter_version"
-            )
-        return adapter.files
+        return self._roster.files_of(name, version)
 
     def memory(self) -> AdapterMemory:
         """Where their weights are."""

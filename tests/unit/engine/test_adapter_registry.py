@@ -12,7 +12,7 @@ from pagewire.errors import (
     FailedPreconditionError,
     ResourceExhaustedError,
 )
-from pagewire_engine.adapters import files, loadable, registry
+from pagewire_engine.adapters import files, loadable, registry, roster
 from pagewire_engine.adapters.description import AdapterDescription, AdapterFolder
 from pagewire_engine.adapters.loadable import LoadablePaths
 from pagewire_engine.adapters.registry import AdapterRegistry
@@ -88,7 +88,7 @@ def test_the_same_content_once_more_drives_no_other_out_of_memory(
 def test_no_more_adapters_than_there_may_be(
     adapters: AdapterRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_MOST_ADAPTERS", 2)
+    monkeypatch.setattr(roster, "_MOST_ADAPTERS", 2)
     for name in ("a", "b"):
         load(adapters, name, write_fake_adapter(tmp_path / name, name))
     with pytest.raises(ResourceExhaustedError, match="unload one") as caught:
