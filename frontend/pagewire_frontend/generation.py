@@ -6,8 +6,7 @@ import asyncio
 import copy
 import functools
 import secrets
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +30,13 @@ from pagewire_frontend.engine_client.base import (
     ModelInfo,
     TokenStream,
 )
-from pagewire_frontend.errors import TokenIdsOnlyError, TooManyTokensError
-from pagewire_frontend.generation_types import (
-    GenerationRequest,
+from pagewire_frontend.errors import TokenIdsOnlyError
+from pagewire_frontend.generation_types import GenerationRequest
+from pagewire_frontend.prompt_limits import (
+    checked_token_ids,
+    encoded_text,
+    naming_the_context,
+    resolved,
 )
 from pagewire_frontend.reasoning import with_effort
 from pagewire_frontend.running_generation import RunningGeneration
@@ -41,8 +44,6 @@ from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tool_choice import ToolDefinition, ToolUse
 from pagewire_frontend.tracing import current_headers, phase
 
-# Above this many characters tokenising would hold up the other streams of the event loop.
-_LONG_TEXT = 8_000
 # Adapters that an error names.
 _MOST_NAMES = 8
 
@@ -231,7 +232,7 @@ class Generation:
                 "--allow-request-chat-template",
                 field="chat_template",
             )
-        with _naming_the_context(self.model_info.max_model_len):
+        with naming_the_context(self.model_info.max_model_len):
             return own.render(
                 messages,
                 tools=tools,
@@ -360,38 +361,14 @@ class Generation:
         if request.prompt_token_ids is None:
             if request.prompt is None:
                 raise InvalidArgumentError("prompt", "is missing: send text or token ids")
-            return await self._encode(request.prompt, request.add_special_tokens)
-        limit = self.model_info.max_model_len
-        if len(request.prompt_token_ids) >= limit:
-            raise _over_the_context(str(len(request.prompt_token_ids)), limit)
-        token_ids = list(request.prompt_token_ids)
-        if not token_ids:
-            raise InvalidArgumentError("prompt_token_ids", "must hold at least one token")
-        vocab_size = self.model_info.vocab_size
-        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-            wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
-            raise InvalidArgumentError(
-                "prompt_token_ids", f"{wrong} is outside the vocabulary of {vocab_size}"
-            )
-        return token_ids
-
-    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        tokenizer = self.tokenizer
-        limit = self.model_info.max_model_len
-
-        def encode() -> list[int]:
-            return tokenizer.encode(
-                text,
-                add_special_tokens=add_special_tokens,
+            return await encoded_text(
+                request.prompt,
+                self.tokenizer,
+                self.model_info.max_model_len,
+                add_special_tokens=request.add_special_tokens,
                 parse_special_tokens=self.settings.parse_control_tokens_in_prompts,
-                max_tokens=limit - 1,
             )
-
-        with _naming_the_context(limit):
-            token_ids = await asyncio.to_thread(encode) if len(text) > _LONG_TEXT else encode()
-        if not token_ids:
-            raise InvalidArgumentError("prompt", "is empty: it makes no token")
-        return token_ids
+        return checked_token_ids(request.prompt_token_ids, self.model_info)
 
     def resolve(
         self, params: SamplingParams, prompt_tokens: int, default_max_tokens: int | None = None
@@ -401,28 +378,13 @@ class Generation:
         Raises:
             InvalidArgumentError: prompt and output do not fit, or a token id is out of range.
         """
-        limit = self.model_info.max_model_len
-        if prompt_tokens >= limit:
-            raise _over_the_context(str(prompt_tokens), limit)
-        params.check_vocabulary(self.model_info.vocab_size)
-        if params.stop and self._tokenizer is None:
-            raise InvalidArgumentError("stop", "this engine serves token ids only: no stop strings")
-        if params.max_tokens is None:
-            left = limit - prompt_tokens
-            if params.min_tokens > left:
-                raise InvalidArgumentError(
-                    "min_tokens", f"{params.min_tokens} is more than the {left} that fit"
-                )
-            if default_max_tokens is not None:
-                left = min(left, max(default_max_tokens, params.min_tokens))
-            return replace(params, max_tokens=left)
-        if prompt_tokens + params.max_tokens > limit:
-            raise InvalidArgumentError(
-                "max_tokens",
-                f"{params.max_tokens} after a prompt of {prompt_tokens} tokens is over the model's "
-                f"context of {limit}; at most {limit - prompt_tokens} fit",
-            )
-        return params
+        return resolved(
+            params,
+            prompt_tokens,
+            self.model_info,
+            has_tokenizer=self._tokenizer is not None,
+            default_max_tokens=default_max_tokens,
+        )
 
     def forget(self, key: tuple[str, str]) -> None:
         """The request has ended: its id may be used again."""
@@ -438,23 +400,6 @@ class Generation:
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # an engine that can't be told has no such request any more
-
-
-@contextmanager
-def _naming_the_context(limit: int) -> Iterator[None]:
-    """Says of a prompt that is too long what limits it."""
-    try:
-        yield
-    except TooManyTokensError as error:
-        raise _over_the_context(error.count, limit) from None
-
-
-def _over_the_context(count: str, limit: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "prompt",
-        f"has {count} tokens, and the model's context of {limit} must hold the output too; "
-        "shorten it",
-    )
 
 
 def _check_text_version(name: str, of_prompt: str, now: str) -> None:

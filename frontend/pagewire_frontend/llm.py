@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 from pagewire.beam_search_params import BeamSearchParams
-from pagewire.config import EngineConfig
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.lora import LoRARequest
 from pagewire.pooling import PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
-from pagewire.v1 import engine_pb2
-from pagewire_frontend.background_loop import BackgroundLoop
 from pagewire_frontend.engine_client.base import EngineClient
-from pagewire_frontend.faults import renaming
-from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.llm_inputs import (
     Messages,
@@ -31,6 +25,7 @@ from pagewire_frontend.llm_inputs import (
     prioritised,
     prompt_request,
 )
+from pagewire_frontend.llm_model import OfflineModel, most_in_flight
 from pagewire_frontend.llm_outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -53,9 +48,9 @@ from pagewire_frontend.llm_pooling import (
     run_pooling,
     run_scoring,
 )
-from pagewire_frontend.llm_run import naming, run_all
+from pagewire_frontend.llm_run import naming
 from pagewire_frontend.pooling import PooledPrompt
-from pagewire_frontend.template_files import DEFAULT_TEMPLATE, load_chat_template
+from pagewire_frontend.template_files import load_chat_template
 from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tool_choice import ToolUse, tool_use
 
@@ -77,9 +72,6 @@ __all__ = [
     "ScoringRequestOutput",
     "load_chat_template",
 ]
-
-# Enough to keep most engines' batches full, and few enough for their waiting queues.
-_USUAL_IN_FLIGHT = 512
 
 
 class LLM:
@@ -111,33 +103,16 @@ class LLM:
         # Imported here: it brings the engine and torch along.
         from pagewire_frontend.engine_client.in_process import InProcessEngineClient
 
-        self._open(InProcessEngineClient(config), chat_template, _most_in_flight(config))
+        client = InProcessEngineClient(config)
+        self._model = OfflineModel(client, chat_template, most_in_flight(config))
 
     @classmethod
     def from_client(cls, client: EngineClient, *, chat_template: str | None = None) -> LLM:
         """The same over an engine that is reached in another way. The client is started here, and
         closed by `shutdown`."""
         llm = cls.__new__(cls)
-        llm._open(client, chat_template)
+        llm._model = OfflineModel(client, chat_template)
         return llm
-
-    def _open(
-        self,
-        client: EngineClient,
-        chat_template: str | None,
-        most_in_flight: int = _USUAL_IN_FLIGHT,
-    ) -> None:
-        self._most_in_flight = most_in_flight
-        templates = None if chat_template is None else {DEFAULT_TEMPLATE: chat_template}
-        settings = GenerationSettings(allow_request_chat_template=True, chat_templates=templates)
-        self._loop = BackgroundLoop("pagewire-llm")
-        # Runs when this object goes, and at the interpreter's exit.
-        self._close = weakref.finalize(self, _shut_down, self._loop, client)
-        try:
-            self._generation = self._loop.run(_started(client, settings))
-        except BaseException:
-            self.shutdown()
-            raise
 
     def generate(
         self,
@@ -168,9 +143,9 @@ class LLM:
         listed = listed_prompts(prompts)
         params = self._params_for(sampling_params, len(listed))
         requests = [prompt_request(prompt, f"prompts[{n}]") for n, prompt in enumerate(listed)]
-        model = self._loaded(lora_request).model_name
+        model = self._model.path_of(lora_request).model_name
         requests = [replace(request, model=model) for request in requests]
-        return self._run(prioritised(requests, priority), params, use_tqdm)
+        return self._model.run_requests(prioritised(requests, priority), params, use_tqdm)
 
     def beam_search(
         self,
@@ -201,7 +176,7 @@ class LLM:
             prompts, params.as_sampling_params(), lora_request=lora_request, use_tqdm=use_tqdm
         )
         name = "" if lora_request is None else lora_request.lora_name
-        tokenizer = self._generation.for_model(name).tokenizer_or_none
+        tokenizer = self._model.generation.for_model(name).tokenizer_or_none
         return [beam_search_output(output, tokenizer) for output in outputs]
 
     def chat(
@@ -248,10 +223,10 @@ class LLM:
         Raises:
             InvalidArgumentError: a conversation or a parameter can't be served. Nothing has run.
         """
-        self._check_open()
+        self._model.check_open()
         conversations = conversations_of(messages)
         params = self._params_for(sampling_params, len(conversations))
-        generation = self._loaded(lora_request)
+        generation = self._model.path_of(lora_request)
         for name, given in (
             ("tool_choice", tool_choice),
             ("parallel_tool_calls", parallel_tool_calls),
@@ -284,7 +259,7 @@ class LLM:
                     answer=answer,
                 )
             )
-        return self._run(prioritised(requests, priority), params, use_tqdm)
+        return self._model.run_requests(prioritised(requests, priority), params, use_tqdm)
 
     def embed(
         self,
@@ -337,7 +312,7 @@ class LLM:
         """
         params = PoolingParams(task=Task.CLASSIFY, use_activation=use_activation)
         pooled = self._pool(prompts, params, truncate_prompt_tokens, use_tqdm)
-        info = self._generation.model_info.pooling
+        info = self._model.generation.model_info.pooling
         labels = () if info is None else info.labels
         return [classified(one, labels) for one in pooled]
 
@@ -358,9 +333,9 @@ class LLM:
         Raises:
             InvalidArgumentError, FailedPreconditionError: see `embed`.
         """
-        self._check_open()
+        self._model.check_open()
         if pooling_params is None:
-            classifies = Task.CLASSIFY in self._generation.model_info.tasks
+            classifies = Task.CLASSIFY in self._model.generation.model_info.tasks
             pooling_params = PoolingParams(task=Task.CLASSIFY if classifies else Task.EMBED)
         pooled = self._pool(prompts, pooling_params, truncate_prompt_tokens, use_tqdm)
         return [PoolingRequestOutput(PoolingOutput(one.values), one.token_ids) for one in pooled]
@@ -388,27 +363,27 @@ class LLM:
         Raises:
             InvalidArgumentError, FailedPreconditionError: see `embed`.
         """
-        self._check_open()
-        return self._loop.run(
+        self._model.check_open()
+        return self._model.run(
             run_scoring(
-                self._generation,
+                self._model.generation,
                 listed_prompts(text_1),
                 listed_prompts(text_2),
                 use_activation,
                 truncate_prompt_tokens,
-                self._most_in_flight,
+                self._model.most_in_flight,
                 use_tqdm,
             )
         )
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        self._check_open()
-        return self._generation.tokenizer
+        self._model.check_open()
+        return self._model.generation.tokenizer
 
     def shutdown(self) -> None:
         """Unloads the model. Safe to call twice."""
-        self._close()
+        self._model.close()
 
     def __enter__(self) -> Self:
         return self
@@ -421,25 +396,12 @@ class LLM:
     ) -> None:
         self.shutdown()
 
-    def _loaded(self, lora: LoRARequest | None) -> Generation:
-        """The path of a call's requests: with an adapter, in the version that its folder holds."""
-        self._check_open()
-        if lora is None:
-            return self._generation
-        if not isinstance(lora, LoRARequest):
-            raise InvalidArgumentError("lora_request", "must be a LoRARequest")
-        return self._loop.run(_load(self._generation, lora))
-
-    def _check_open(self) -> None:
-        if not self._close.alive:
-            raise FailedPreconditionError("this LLM has been shut down; make a new one")
-
     def _params_for(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
         if params is None:
-            self._check_open()
-            params = self._generation.model_info.default_sampling_params
+            self._model.check_open()
+            params = self._model.generation.model_info.default_sampling_params
         return params_for_each(params, count)
 
     def _pool(
@@ -449,52 +411,14 @@ class LLM:
         truncate_prompt_tokens: int | None,
         use_tqdm: bool,
     ) -> list[PooledPrompt]:
-        self._check_open()
-        return self._loop.run(
+        self._model.check_open()
+        return self._model.run(
             run_pooling(
-                self._generation,
+                self._model.generation,
                 listed_prompts(prompts),
                 params,
                 truncate_prompt_tokens,
-                self._most_in_flight,
+                self._model.most_in_flight,
                 use_tqdm,
             )
         )
-
-    def _run(
-        self, requests: list[GenerationRequest], params: list[SamplingParams], use_tqdm: bool
-    ) -> list[RequestOutput]:
-        self._check_open()
-        work = run_all(self._generation, requests, params, self._most_in_flight, use_tqdm)
-        return self._loop.run(work)
-
-
-async def _started(client: EngineClient, settings: GenerationSettings) -> Generation:
-    await client.start()
-    return await Generation.create(client, settings)
-
-
-async def _load(generation: Generation, lora: LoRARequest) -> Generation:
-    request = engine_pb2.LoadAdapterRequest(
-        name=lora.lora_name,
-        path=lora.lora_path,
-        base_model_name=lora.base_model_name or "",
-        in_place=True,
-    )
-    with renaming({"name": "lora_name", "path": "lora_path"}):
-        await generation.client.load_adapter(request)
-    await generation.adapters.refresh()
-    return generation.for_model(lora.lora_name)
-
-
-def _shut_down(loop: BackgroundLoop, client: EngineClient) -> None:
-    try:
-        loop.run(client.close())
-    finally:
-        loop.close()
-
-
-def _most_in_flight(config: EngineConfig) -> int:
-    """Twice what the engine computes at a time, or more: its batch is full, and others wait. No
-    more than it lets wait: here is nobody who could come again later."""
-    return min(max(_USUAL_IN_FLIGHT, 2 * config.max_num_seqs), config.max_waiting_requests)

@@ -399,7 +399,7 @@ def test_two_hundred_loads_and_unloads_keep_memory_and_blocks(tiny: Tiny) -> Non
     with LLM(
         str(tiny.model), enable_lora=True, num_gpu_blocks_override=64, max_model_len=64
     ) as llm:
-        client = llm._generation.client
+        client = llm._model.generation.client
         sizes = []
         for count in range(230):
             llm.generate(
@@ -408,10 +408,10 @@ def test_two_hundred_loads_and_unloads_keep_memory_and_blocks(tiny: Tiny) -> Non
                 lora_request=LoRARequest(f"a{count}", 1, str(large)),
                 use_tqdm=False,
             )
-            llm._loop.run(client.unload_adapter(UNLOAD(name=f"a{count}")))
+            llm._model.run(client.unload_adapter(UNLOAD(name=f"a{count}")))
             sizes.append(process.memory_info().rss)
-        assert not llm._loop.run(client.list_adapters()).adapters
-        stats = llm._loop.run(client.stats(1.0))
+        assert not llm._model.run(client.list_adapters()).adapters
+        stats = llm._model.run(client.stats(1.0))
         assert stats.num_free_blocks + stats.num_cached_blocks == 64
         assert (stats.adapters.num_on_host, stats.adapters.num_on_device) == (0, 0)
     assert sizes[-1] - sizes[29] < 20e6, "100 MB of weights came and went"

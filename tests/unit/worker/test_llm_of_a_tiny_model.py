@@ -9,7 +9,7 @@ import pytest
 
 from pagewire import LLM, SamplingParams
 from pagewire.config import EngineConfig
-from pagewire_frontend import llm as llm_module
+from pagewire_frontend import llm_model
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from pagewire_frontend import llm as llm_module
 def test_enough_to_keep_the_batch_full_and_no_more_than_may_wait(
     settings: dict[str, Any], number: int
 ) -> None:
-    assert llm_module._most_in_flight(EngineConfig(model="m", **settings)) == number
+    assert llm_model.most_in_flight(EngineConfig(model="m", **settings)) == number
 
 
 def test_more_prompts_than_may_wait_are_all_answered(tiny_llama: Path) -> None:
