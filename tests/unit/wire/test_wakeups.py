@@ -128,18 +128,19 @@ async def test_each_stream_has_its_turn_soon_however_the_rate_changes(
 async def test_after_a_moment_of_standing_still_streams_do_not_wake_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(Wakeups, "_frames_a_wakeup", lambda *_: (4, 60.0))
     now = [100.0]
     monkeypatch.setattr(wakeups.time, "monotonic", lambda: now[0])
     flood = Flood(256)
     woken = []
-    for number in range(220):
-        now[0] += 0.03 if number == 210 else 0.008
+    for number in range(20):
+        now[0] += 0.1 if number == 15 else 0.008
         flood.frame()
         before = len(flood.turns)
         for _ in range(3):
             await asyncio.sleep(0)
         woken.append(len(flood.turns) - before)
-    assert woken[200:] == [128] * 20
+    assert woken[10:] == [64] * 10
     for consumer in flood.consumers:
         consumer.cancel()
 
