@@ -283,7 +283,7 @@ async def test_a_request_that_left_an_engine_which_has_not_heard_comes_back_to_i
             await tell(*told)  # type: ignore[arg-type]
 
         monkeypatch.setattr(departures, "_tell", lose_the_first)
-        failover._move(stream._live, "drain")
+        failover._submission.move(stream._live, "drain")
         async for more in deltas:
             collected.add(more)
         assert collected.token_ids == wanted.token_ids

@@ -10,11 +10,11 @@ from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, Token
 from pagewire.v1 import sampling_pb2, token_deltas_pb2
 from pagewire_frontend.engine_client.mailbox import BacklogError, Mailbox, MissingTokensError
 
+OnFailure = Callable[[int, PagewireError], None]
+
 
 def deliver(
-    deltas: token_deltas_pb2.StepDeltas,
-    streams: dict[int, Mailbox],
-    on_failure: Callable[[int, PagewireError], None],
+    deltas: token_deltas_pb2.StepDeltas, streams: dict[int, Mailbox], on_failure: OnFailure
 ) -> tuple[dict[int, Mailbox], dict[int, Mailbox]]:
     """Puts an accepted frame's content into the mailboxes.
 
@@ -24,8 +24,27 @@ def deliver(
         The mailboxes it has touched, and those of them that got a first token or an end, by the
         numbers of their streams.
     """
+    touched, urgent = _deliver_tokens(deltas, streams, on_failure)
+    for started in deltas.started:
+        mailbox = streams.get(started.stream)
+        if mailbox is not None:
+            mailbox.add_start(started.sequence, _times(started.times))
+    touched |= _deliver_prompt_logprobs(deltas, streams, on_failure)
+    ended = _deliver_ends(deltas, streams, on_failure)
+    touched |= ended
+    urgent |= ended
+    for failed in deltas.failed:
+        if failed.stream in streams:
+            on_failure(failed.stream, _error(failed))
+    return touched, urgent
+
+
+def _deliver_tokens(
+    deltas: token_deltas_pb2.StepDeltas, streams: dict[int, Mailbox], on_failure: OnFailure
+) -> tuple[dict[int, Mailbox], dict[int, Mailbox]]:
+    """Returns the mailboxes that got some, and those of them that got a first one."""
     touched: dict[int, Mailbox] = {}
-    urgent: dict[int, Mailbox] = {}
+    first: dict[int, Mailbox] = {}
     logprobs = {
         (entry.stream, entry.sequence, entry.start): _positions(entry.positions)
         for entry in deltas.logprobs
@@ -40,7 +59,7 @@ def deliver(
         if mailbox is not None:
             touched[number] = mailbox
             if start == 0:
-                urgent[number] = mailbox
+                first[number] = mailbox
             run = tokens[offset : offset + count]
             try:
                 if logprobs:
@@ -53,10 +72,14 @@ def deliver(
             except BacklogError as error:
                 on_failure(number, _unread(error))
         offset += count
-    for started in deltas.started:
-        mailbox = streams.get(started.stream)
-        if mailbox is not None:
-            mailbox.add_start(started.sequence, _times(started.times))
+    return touched, first
+
+
+def _deliver_prompt_logprobs(
+    deltas: token_deltas_pb2.StepDeltas, streams: dict[int, Mailbox], on_failure: OnFailure
+) -> dict[int, Mailbox]:
+    """Returns the mailboxes that got some."""
+    touched: dict[int, Mailbox] = {}
     for prompt in deltas.prompt_logprobs:
         mailbox = streams.get(prompt.stream)
         if mailbox is not None:
@@ -65,23 +88,27 @@ def deliver(
                 mailbox.add_prompt_logprobs(prompt.start, _positions(prompt.positions))
             except MissingTokensError as error:
                 on_failure(prompt.stream, InternalError(f"the delta wire lost some: {error}"))
+    return touched
+
+
+def _deliver_ends(
+    deltas: token_deltas_pb2.StepDeltas, streams: dict[int, Mailbox], on_failure: OnFailure
+) -> dict[int, Mailbox]:
+    """Returns the mailboxes of which a sequence has ended."""
+    ended: dict[int, Mailbox] = {}
     vectors = {(entry.stream, entry.sequence): list(entry.values) for entry in deltas.vectors}
     for end in deltas.finished:
         mailbox = streams.get(end.stream)
-        if mailbox is not None:
-            touched[end.stream] = urgent[end.stream] = mailbox
-            try:
-                _finish(mailbox, end, vectors.get((end.stream, end.sequence)))
-            except UnknownReasonError as error:
-                on_failure(
-                    end.stream, InternalError(f"it ended for a reason unknown here: {error}")
-                )
-            except (MissingTokensError, IndexError) as error:
-                on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
-    for failed in deltas.failed:
-        if failed.stream in streams:
-            on_failure(failed.stream, _error(failed))
-    return touched, urgent
+        if mailbox is None:
+            continue
+        ended[end.stream] = mailbox
+        try:
+            _finish(mailbox, end, vectors.get((end.stream, end.sequence)))
+        except UnknownReasonError as error:
+            on_failure(end.stream, InternalError(f"it ended for a reason unknown here: {error}"))
+        except (MissingTokensError, IndexError) as error:
+            on_failure(end.stream, InternalError(f"the delta wire lost tokens: {error}"))
+    return ended
 
 
 def _finish(

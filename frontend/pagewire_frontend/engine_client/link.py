@@ -69,6 +69,10 @@ class LinkEvents(Protocol):
         """It is away for longer than a cut lasts, or stuck, or drains, or no longer so."""
         ...
 
+    def on_vacant(self, link: EngineLink) -> None:
+        """The engine is rid of what was told to leave it."""
+        ...
+
     def on_failure(self, link: EngineLink, number: int, error: PagewireError) -> None:
         """A request failed in the engine."""
         ...
@@ -359,13 +363,15 @@ class EngineLink:
             _logger.debug("the engine at %s did not hear our farewell: %s", self.name, error)
 
     def _on_heartbeat(self, beat: token_deltas_pb2.Heartbeat) -> None:
-        self.vacancy.beat(beat.step, beat.busy)
+        vacant = self.vacancy.beat(beat.step, beat.busy)
         self._waiting = beat.num_waiting
         self._others = max(0, beat.num_running + beat.num_waiting - len(self.lives))
         stuck = self.session is not None and self.session.stuck
         if stuck != self._was_stuck or beat.draining != self.draining:
             self._was_stuck, self.draining = stuck, beat.draining
             self._events.on_changed(self)
+        if vacant:
+            self._events.on_vacant(self)
 
     def _on_failure(self, number: int, error: PagewireError) -> None:
         self._events.on_failure(self, number, error)

@@ -28,13 +28,18 @@ class Vacancy:
         self._untold -= 1
         self._beats, self._step = 0, None
 
-    def beat(self, step: int, busy: bool) -> None:
-        """A heartbeat has come."""
+    def beat(self, step: int, busy: bool) -> bool:
+        """A heartbeat has come.
+
+        Returns:
+            Whether the engine is clear since this one.
+        """
         if self.clear or self._untold:
-            return
+            return False
         self._beats += 1
         if self._beats == 1:
-            return  # it may have been sent before the engine was told
+            return False  # it may have been sent before the engine was told
         if self._step is None:
             self._step = step
         self.clear = not busy or step >= self._step + _STEPS
+        return self.clear

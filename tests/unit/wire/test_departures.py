@@ -14,6 +14,7 @@ import pytest
 from pagewire.errors import AlreadyExistsError, UnavailableError
 from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
+from pagewire.v1.token_deltas_pb2 import Heartbeat
 from pagewire_frontend.engine_client import link as link_module
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.control import DrainingError, TransportError
@@ -75,6 +76,26 @@ async def test_no_suspect_comes_before_the_request_that_must_leave_for_it(engine
     assert not link.vacancy.clear
 
 
+async def test_a_suspect_is_tried_as_soon_as_a_heartbeat_says_that_its_engine_is_empty(
+    engines: Engines,
+) -> None:
+    link = engines.add("a")
+    await engines.failover.submit(request())
+    suspect = await engines.failover.submit(request())
+    suspects = engines.failover._suspects
+    for _ in range(2):
+        suspects.count_death(suspect, trial=None)
+    suspect.leave()
+    engines.failover._submission.again(suspect, "death")
+    await settled()
+    assert aborts(link) == [(None, FinishReason.ABORT, 1)]
+    for _ in range(2):
+        assert not suspect.accepted
+        link._on_heartbeat(Heartbeat(step=1, busy=False))
+    await settled()
+    assert suspect.accepted
+
+
 async def test_a_stop_string_that_overtakes_a_submit_ends_the_whole_request(
     engines: Engines,
 ) -> None:
@@ -90,20 +111,20 @@ async def test_a_stop_string_that_overtakes_a_submit_ends_the_whole_request(
 async def test_a_stop_string_between_two_submits_of_a_stream_is_told_again(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire_frontend.engine_client.failover.MIN_RETRY_S", 0.1)
+    monkeypatch.setattr("pagewire_frontend.engine_client.submission.MIN_RETRY_S", 0.1)
     link = engines.add("a")
     live = await engines.failover.submit(request(n=2))
     live.leave()
     answers = [TransportError("its answer is lost"), ACCEPTED]
     link.control.submit.side_effect = answers  # type: ignore[attr-defined]
-    engines.failover._send_for(live, "session")
+    engines.failover._submission.again(live, "session")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     engines.failover.finish_sequence(live, 0)
     await settled()
     first = aborts(link)
     assert first == [(0, FinishReason.STOP, 2)]
-    await asyncio.wait_for(asyncio.gather(*engines.failover._placing.values()), 30)  # type: ignore[arg-type]
+    await asyncio.wait_for(asyncio.gather(*engines.failover._submission._placing.values()), 30)  # type: ignore[arg-type]
     await settled()
     assert aborts(link) == first * 2
 
@@ -124,7 +145,7 @@ async def test_a_request_goes_elsewhere_though_the_engine_that_still_has_it_does
         raise TransportError("it is dead")
 
     had.control.abort = abort  # type: ignore[method-assign,assignment]
-    engines.failover._send_for(live, "death")
+    engines.failover._submission.again(live, "death")
     await asyncio.wait_for(dead.wait(), 30)
     had._connected, other.draining = False, False
     live.leave()
@@ -180,7 +201,7 @@ async def test_an_engine_that_is_given_up_is_told_nothing(engines: Engines) -> N
 async def test_an_engine_that_drains_may_have_had_an_earlier_submit(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagewire_frontend.engine_client.failover.MIN_RETRY_S", 0.001)
+    monkeypatch.setattr("pagewire_frontend.engine_client.submission.MIN_RETRY_S", 0.001)
     link, other = engines.add("a", 1), engines.add("b", 2)
     other.draining = True
     answers = [TransportError("its answer is lost"), DrainingError("it drains")]
@@ -217,6 +238,6 @@ async def test_a_submit_that_was_begun_before_may_be_what_exists_already(engines
     link.control.submit.side_effect = [AlreadyExistsError("it lives"), ACCEPTED]  # type: ignore[attr-defined]
     live = LiveRequest(request(), lambda live: None)
     live.number = 1  # in an earlier place, which did not answer
-    await asyncio.wait_for(engines.failover._place(live), 30)
+    await asyncio.wait_for(engines.failover._submission._place(live), 30)
     assert live.accepted
     assert aborts(link) == [(None, FinishReason.ABORT, None)]

@@ -41,7 +41,7 @@ def suspect(failover: Failover) -> LiveRequest:
 
 async def test_one_that_is_dropped_before_its_trial_has_begun(failover: Failover) -> None:
     live = suspect(failover)
-    failover._send_for(live, "death")
+    failover._submission.again(live, "death")
     failover.abandon(live)
     await asyncio.sleep(0)
     assert failover._suspects.cleared
