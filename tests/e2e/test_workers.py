@@ -20,7 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from pagewire.v1 import engine_pb2, engine_pb2_grpc, inference_pb2, inference_pb2_grpc
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.worker_metrics import merged
 from tests.e2e.test_frontend_process import ROOT, fake_engine
@@ -106,6 +106,13 @@ def test_both_serve_and_either_tells_the_figures_of_both(workers: Workers) -> No
     # One engine's figures are there once, and so is each family's head.
     assert len(re.findall(r"^pagewire_engine_steps_total\{", text, re.M)) == 1
     assert len(re.findall(r"^# TYPE pagewire_generation_tokens_total ", text, re.M)) == 1
+
+
+def test_each_has_a_session_of_its_own_at_the_engine(workers: Workers) -> None:
+    with grpc.insecure_channel(workers.engine.target) as channel:
+        stats = engine_pb2_grpc.EngineStub(channel).GetStats(engine_pb2.GetStatsRequest())
+        assert next(iter(stats)).num_sessions == 2
+        stats.cancel()
 
 
 def test_a_worker_that_dies_is_started_again_and_the_other_goes_on(workers: Workers) -> None:
