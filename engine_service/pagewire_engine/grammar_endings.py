@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.reasoning_span import ReasoningMarks
@@ -26,6 +27,8 @@ _MOST_TOKENS = 1024
 # Calls of llguidance, some microseconds each, that one search may make, and what a mask counts as.
 MOST_TRIES = 16_384
 _TRIES_OF_A_MASK = 64
+# Places of a known way that are tried for each token of a search.
+_MOST_RESTS = 6
 _MOST_NAMES = 256
 _MOST_NAME_TOKENS = 128
 # Outside of strings, in this order; what a number or another grammar may need comes last.
@@ -75,7 +78,7 @@ class GrammarEndings:
         self._ends = self._known(_ENDS)
         self._values = self._known(_VALUES)
         self._closers = self._known(_CLOSERS)
-        self._plain = self._known(_PLAIN)
+        self._plain = np.array(self._known(_PLAIN), np.int64)
 
     def shortest(
         self,
@@ -85,6 +88,7 @@ class GrammarEndings:
         *,
         in_reasoning: bool = False,
         tries: Tries | None = None,
+        known: Sequence[int] = (),
     ) -> list[int] | None:
         """Tokens that end the output, the end-of-sequence id last; None where none were found.
 
@@ -94,6 +98,7 @@ class GrammarEndings:
             most: tokens, at most 1024.
             in_reasoning: the output ends within reasoning, whose end comes first.
             tries: how many calls of llguidance may yet be made; None: as many as one search may.
+            known: a way from somewhere near: the search is over where it leads into that.
         """
         tries = tries or Tries(MOST_TRIES)
         if in_reasoning:
@@ -101,25 +106,33 @@ class GrammarEndings:
             if not follower.consume_tokens(self._reasoning_end):
                 return None
             most -= len(self._reasoning_end)
-            answer = self.shortest(follower, position, most, tries=tries)
+            answer = self.shortest(follower, position, most, tries=tries, known=known)
             return None if answer is None else self._reasoning_end + answer
         most = min(most, _MOST_TOKENS)
         if self.is_json:
-            return self._found(_Search(matcher, position, self._tokens, tries), most)
+            return self._found(_Search(matcher, position, self._tokens, tries), most, known)
         # Closing first is short where it leads to an end.
         given = tries.left // 2
         half = Tries(given)
-        path = self._found(_Search(matcher, position, self._tokens, half, self._closers), most)
+        closing = _Search(matcher, position, self._tokens, half, self._closers)
+        path = self._found(closing, most, known)
         tries.left -= given - half.left
-        return path or self._found(_Search(matcher, position, self._tokens, tries), most)
+        if path is not None:
+            return path
+        return self._found(_Search(matcher, position, self._tokens, tries), most, known)
 
-    def _found(self, search: _Search, most: int) -> list[int] | None:
+    def _found(self, search: _Search, most: int, known: Sequence[int]) -> list[int] | None:
         path: list[int] = []
         while len(path) < most and search.tries.left > 0:
             if search.matcher.is_accepting():
                 return [*path, self._eos]
             step = search.matcher.compute_ff_tokens() or self._next(search)
-            if not step or len(path) + len(step) > most or not search.go(step):
+            if not step or len(path) + len(step) > most:
+                return None
+            rest = search.rest_of(known, step[0], most - len(path))
+            if rest is not None:
+                return path + rest
+            if not search.go(step):
                 return None
             path += step
         return None
@@ -128,15 +141,9 @@ class GrammarEndings:
         """What is tried next; None where nothing is known that could follow."""
         position = search.position
         if not self.is_json:
-            return (
-                search.first(search.closers)
-                or search.least_used(self._plain)
-                or search.any_allowed()
-            )
+            return search.first(search.closers) or search.plain_or_any(self._plain)
         if position.in_string:
-            return (
-                search.first(self._quote) or search.least_used(self._plain) or search.any_allowed()
-            )
+            return search.first(self._quote) or search.plain_or_any(self._plain)
         if position.awaits_name and search.since_separator:
             named = search.first_name(self._names)
             if named is not None:
@@ -144,8 +151,7 @@ class GrammarEndings:
         return (
             search.first(self._ends)
             or search.first(self._values)
-            or search.least_used(self._plain)
-            or search.any_allowed()
+            or search.plain_or_any(self._plain)
         )
 
     def _known(self, texts: Iterable[str]) -> list[int]:
@@ -198,6 +204,19 @@ class _Search:
             self._used.clear()
         return True
 
+    def rest_of(self, way: Sequence[int], token_id: int, most: int) -> list[int] | None:
+        """A rest of a way that begins with a token, is a way from here and has no more than so many
+        tokens; None where none is found."""
+        start = max(0, len(way) - most) - 1
+        for _ in range(_MOST_RESTS):
+            try:
+                start = way.index(token_id, start + 1)
+            except ValueError:
+                return None
+            if self._is_allowed(rest := [*way[start:]]):
+                return rest
+        return None
+
     def first(self, token_ids: Iterable[int]) -> list[int] | None:
         """The first of these that is allowed."""
         return next(([n] for n in token_ids if self._is_allowed([n])), None)
@@ -212,21 +231,19 @@ class _Search:
                 return names[number]
         return None
 
-    def least_used(self, token_ids: Iterable[int]) -> list[int] | None:
-        """Of those that are allowed the one that was chosen least: `a*b` does not end by `a`."""
-        allowed = [n for n in token_ids if self._is_allowed([n])]
+    def plain_or_any(self, token_ids: npt.NDArray[np.int64]) -> list[int] | None:
+        """Of those that are allowed the one that was chosen least: `a*b` does not end by `a`. Where
+        none is, the shortest token of all that are, and of those the first."""
+        self.tries.left -= _TRIES_OF_A_MASK
+        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint32)
+        bits = mask[token_ids >> 5] >> (token_ids & 31).astype(np.uint32) & 1
+        allowed = token_ids[bits != 0].tolist()
         if not allowed:
-            return None
+            chosen = self._tokens.shortest_of(mask)
+            return None if chosen is None else [chosen]
         chosen = min(allowed, key=self._used.__getitem__)
         self._used[chosen] += 1
         return [chosen]
-
-    def any_allowed(self) -> list[int] | None:
-        """A token of what the mask allows: the shortest, and of those the first."""
-        self.tries.left -= _TRIES_OF_A_MASK
-        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint32)
-        chosen = self._tokens.shortest_of(mask)
-        return None if chosen is None else [chosen]
 
     def _is_allowed(self, token_ids: list[int]) -> bool:
         self.tries.left -= 1

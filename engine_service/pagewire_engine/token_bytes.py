@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -52,6 +53,41 @@ class TokenBytes:
     def several(self) -> Bits:
         """What may end two items, or begin an array and end two of its items."""
         return self._bits_of(lambda text: b"," in text[1:-1] or text.count(b",") > 1)
+
+    @cached_property
+    def several_items(self) -> Bits:
+        """The same from within a string."""
+        return self.several & self.quotes
+
+    @cached_property
+    def letters(self) -> list[int]:
+        """Tokens of a letter or digit each, rare ones first."""
+        known = (self.by_bytes.get(char.encode()) for char in "qxjzkvQXJZKV70")
+        return [ids[0] for ids in known if ids]
+
+    @cached_property
+    def spaces(self) -> Bits:
+        """Tokens of white space alone."""
+        return self._bits_of(bytes.isspace)
+
+    @cached_property
+    def escaped_ends(self) -> Bits:
+        """Tokens with an escape that may end a string."""
+        return self._bits_of(lambda text: _QUOTE in text and _BACKSLASH in text)
+
+    @cached_property
+    def _sorted(self) -> list[tuple[bytes, int]]:
+        return sorted((text, number) for number, text in enumerate(self.of))
+
+    def beginning_with(self, text: bytes) -> list[int]:
+        """The tokens that begin with these bytes."""
+        found: list[int] = []
+        for index in range(bisect_left(self._sorted, (text, -1)), len(self._sorted)):
+            token, number = self._sorted[index]
+            if not token.startswith(text):
+                break
+            found.append(number)
+        return found
 
     def having(self, char: bytes) -> Bits:
         """Tokens with a character."""
@@ -113,6 +149,11 @@ class TokenBytes:
             "quotes",
             "closers",
             "several",
+            "several_items",
+            "escaped_ends",
+            "_sorted",
+            "letters",
+            "spaces",
             "openers",
             "many_moves",
             "string_beginnings",

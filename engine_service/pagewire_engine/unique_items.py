@@ -10,6 +10,7 @@ Like a matcher this is a function of the sequence's tokens alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _SPACE = frozenset(b" \t\r\n")
+# Strings, of which the last may not have ended, and what is no white space between them.
+_PIECES = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[^ \t\r\n"]+', re.DOTALL)
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _BRACKET = b'"\\,:['
 _OPENERS, _CLOSERS = frozenset(b"{["), frozenset(b"}]")
 # How far a dead end is foreseen, in bytes of the item; how many masks a step may take for that;
@@ -127,7 +130,14 @@ class UniqueItems:
                     foreseen[place] = self._can_go_on(after, token, token_id, matcher, budget)
                 stays = foreseen[place]
             if not stays:
-                bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+                self._forbid(token_id, self._reading, bits)
+
+    def _forbid(self, token_id: int, reading: _Reading, bits: Bits) -> None:
+        """Takes a token out of a mask. White space stands for all that there is."""
+        if not reading.in_string and self._tokens.of[token_id].isspace():
+            bits &= ~self._tokens.spaces
+        else:
+            bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
     # -- what a token does ---------------------------------------------------------------------
 
@@ -145,21 +155,27 @@ class UniqueItems:
 
     def _candidates(self, reading: _Reading, ahead: bytes, bits: Bits) -> list[int]:
         tokens, frame = self._tokens, reading.frame
-        found = set(numbers_of(bits & tokens.several))
+        # Within a string nothing ends before its quotation mark.
+        several = tokens.several_items if reading.in_string else tokens.several
+        found = set(numbers_of(bits & several))
         at_item = frame is not None and frame.keys is not None
         limited = at_item and frame is not None and frame.place.items is not None
         watched = [each for each in _frames(frame) if each.keys]
         if not watched and not limited:
             return sorted(found)
+        if not reading.in_string:
+            # All white space leads to the same place.
+            found.update(numbers_of(bits & tokens.spaces)[:1])
+            bits = bits & ~tokens.spaces
         if limited:
-            return numbers_of(bits)[:_MOST_ALLOWED]
+            return sorted(found | set(numbers_of(bits)[:_MOST_ALLOWED]))
         if not reading.in_string:
             # What begins a string ends no item: it matters where an item begins like that.
             found.update(numbers_of(bits & ~tokens.string_beginnings)[:_MOST_ALLOWED])
         elif not at_item:
             found.update(numbers_of(bits & tokens.quotes & tokens.closers))
-        elif self._may_repeat(reading, ahead):
-            found.update(numbers_of(bits & tokens.quotes))
+        else:
+            found.update(self._ends_of_repeats(reading, ahead, bits))
         # Tokens that go on as an item does that is there already.
         for each in watched:
             so_far = _plain(self._since(self._item_start(reading, each), ahead))
@@ -171,15 +187,26 @@ class UniqueItems:
                             found.add(token_id)
         return sorted(found)
 
-    def _may_repeat(self, reading: _Reading, ahead: bytes) -> bool:
-        """Whether the string that is being read, an item itself, begins like one that is there."""
+    def _ends_of_repeats(self, reading: _Reading, ahead: bytes, bits: Bits) -> list[int]:
+        """Allowed tokens that may end the string that is being read, an item itself, as one that is
+        there."""
         assert reading.frame is not None
+        tokens = self._tokens
         try:
             so_far = json.loads(self._since(reading.start, ahead) + b'"')
         except ValueError:  # within an escape, or a character
-            return True
+            return numbers_of(bits & tokens.quotes)
         beginning = json.dumps(so_far)[:-1]
-        return any(key.startswith(beginning) for key in reading.frame.keys or ())
+        found: list[int] = []
+        alike = False
+        for key in reading.frame.keys or ():
+            if key.startswith(beginning):
+                alike = True
+                rest = json.loads(f'"{key[len(beginning) :]}').encode(errors="surrogatepass")
+                found += tokens.beginning_with(rest + b'"')
+        if alike:
+            found += numbers_of(bits & tokens.escaped_ends)
+        return [n for n in found if bits[n // 32] >> np.uint32(n % 32) & 1]
 
     def _has_choice(self, reading: _Reading, ahead: bytes) -> bool:
         """Whether a value is left for the item that is begun, of those that it may have."""
@@ -238,6 +265,8 @@ class UniqueItems:
         budget[0] -= 1
         if budget[0] < 0:
             return True
+        if reading.in_string and self._may_differ(reading, ahead, token_id, matcher):
+            return True
         follower = matcher.deep_copy()
         if not follower.consume_token(token_id):
             return False
@@ -251,7 +280,7 @@ class UniqueItems:
         if len(ways) > _MOST_WAYS:
             for dangerous_id, after in self._dangerous(reading, ahead, bits):
                 if after is None:
-                    bits[dangerous_id // 32] &= ~np.uint32(1 << dangerous_id % 32)
+                    self._forbid(dangerous_id, reading, bits)
             ways = self._ways(bits)
         if len(ways) > _MOST_WAYS:
             return True
@@ -266,6 +295,26 @@ class UniqueItems:
             ):
                 return True
         return False
+
+    def _may_differ(
+        self, reading: _Reading, ahead: bytes, token_id: int, matcher: LLMatcher
+    ) -> bool:
+        """Whether the string that is being read after a token may go on by a character by which no
+        item does that is there: then it can end as the grammar lets it."""
+        if reading.escaped or any(each.place.items for each in _frames(reading.frame)):
+            return False
+        for sample in self._tokens.letters:
+            text = ahead + self._tokens.of[sample]
+            if not any(self._begins_alike(each, reading, text) for each in _frames(reading.frame)):
+                return matcher.validate_tokens([token_id, sample]) == 2
+        return False
+
+    def _begins_alike(self, frame: _Frame, reading: _Reading, ahead: bytes) -> bool:
+        """Whether an item of an array begins as the one does that is being read."""
+        if not frame.keys:
+            return False
+        so_far = _plain(self._since(self._item_start(reading, frame), ahead))
+        return any(text.startswith(so_far) for text in frame.texts)
 
     def _may_begin_any(self, reading: _Reading, bits: Bits) -> bool:
         """Whether a string comes that may begin in more ways than could all be dead ends."""
@@ -393,24 +442,12 @@ def _key(text: bytes) -> str | None:
 
 def _plain(text: bytes) -> bytes:
     """JSON, whole or not, without the white space between its tokens."""
-    if not any(char in _SPACE for char in text):
-        return text
-    kept = bytearray()
-    in_string = escaped = False
-    for char in text:
-        if in_string:
-            escaped, in_string = (not escaped and char == _BACKSLASH), escaped or char != _QUOTE
-        elif char in _SPACE:
-            continue
-        else:
-            in_string = char == _QUOTE
-        kept.append(char)
-    return bytes(kept)
+    return b"".join(_PIECES.findall(text))
 
 
 def _count(bits: Bits) -> int:
     """How many bits are set."""
-    return int(np.unpackbits(bits.view(np.uint8)).sum())
+    return int.from_bytes(bits.tobytes()).bit_count()
 
 
 _SAME = _Frame(None, False, Place((), None), -1)  # type: ignore[arg-type]  # a mark

@@ -35,6 +35,8 @@ _MOST_SOFT, _SOFT_SHARE = 64, 8
 _MOST_HARD, _HARD_SHARE = 16, 32
 _STRING_MARGIN = 3
 _MOST_WAYS = 16
+# A token mostly takes the place of none or some of the way's first.
+_MOST_SKIPPED = 3
 # Calls of llguidance, of some microseconds each, that may be made where the way is looked for again
 # after a token, in all for a sequence, and for one mask: who needs more is cut. Those for masks are
 # not added up: a matcher that is made anew is given all the tokens, and asked for no mask of them.
@@ -77,6 +79,7 @@ class WindDown:
         "_tokens",
         "_tries_left",
         "_way",
+        "_way_before",
     )
 
     def __init__(self, ending: Ending, tokens: TokenBytes, max_tokens: int) -> None:
@@ -84,6 +87,8 @@ class WindDown:
         self._tokens = tokens
         self._position = JsonPosition()
         self._way = None if ending.first is None else list(ending.first)
+        # The last that was known: much of it is mostly part of the next.
+        self._way_before = self._way or []
         self._tries_left = _TRIES_OF_A_SEQUENCE
         self._num_left = max_tokens
         self._hard = min(_MOST_HARD, max_tokens // _HARD_SHARE)
@@ -123,8 +128,14 @@ class WindDown:
         given = min(_TRIES_OF_A_TOKEN, self._tries_left)
         tries = Tries(given)
         self._way = self._endings.shortest(
-            matcher, self._position, self._num_left, in_reasoning=in_reasoning, tries=tries
+            matcher,
+            self._position,
+            self._num_left,
+            in_reasoning=in_reasoning,
+            tries=tries,
+            known=self._way_before,
         )
+        self._way_before = self._way or self._way_before
         self._tries_left -= given - tries.left
 
     def restrict(self, bits: Bits, matcher: LLMatcher, *, in_reasoning: bool) -> None:
@@ -152,15 +163,33 @@ class WindDown:
         elif spare <= self._hard:
             bits &= ~(self._tokens.quotes | self._tokens.unfinished)
         elif (ways := _few(bits)) is not None:
-            for token_id in ways:
-                ends = self._ends_in_time(token_id, matcher, tries, margin=0)
-                if tries.left <= 0:
-                    break  # of what was not looked at to the end nothing is known
-                if not ends:
-                    bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+            self._forbid_late_ends(ways, bits, matcher, tries)
         elif self._endings.is_json and spare <= self._lean:
             self._forbid_growth(bits, matcher, tries, may_add_items=spare > self._soft)
         bits[word] |= bit
+
+    def _forbid_late_ends(
+        self, ways: list[int], bits: Bits, matcher: LLMatcher, tries: Tries
+    ) -> None:
+        """Leaves those of a few tokens after which there is a way to an end in time."""
+        of = self._tokens.of
+        # Texts after which there is one, and the tokens to spare then: who begins like one of them
+        # can go on to it, by a token for each byte at worst.
+        known: list[tuple[bytes, int]] = []
+        for token_id in sorted(ways, key=lambda n: -len(of[n])):
+            text = of[token_id]
+            if text and any(
+                longer.startswith(text) and len(longer) - len(text) <= spare
+                for longer, spare in known
+            ):
+                continue
+            spare_then = self._spare_after(token_id, matcher, tries)
+            if tries.left <= 0:
+                return  # of what was not looked at to the end nothing is known
+            if spare_then is None:
+                bits[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+            else:
+                known.append((text, spare_then))
 
     def _forbid_growth(
         self, bits: Bits, matcher: LLMatcher, tries: Tries, *, may_add_items: bool
@@ -178,30 +207,33 @@ class WindDown:
             for char in (b"{", b"[", b","):
                 known = tokens.by_bytes.get(char)
                 goes = char != b"," or not position.in_object
-                if known is None or not (
-                    goes and self._ends_in_time(known[0], matcher, tries, margin=self._hard)
+                if not (
+                    goes
+                    and known is not None
+                    and bits[known[0] // 32] >> known[0] % 32 & 1
+                    and (self._spare_after(known[0], matcher, tries) or 0) >= self._hard
                 ):
                     bits &= ~tokens.having(char)
 
-    def _ends_in_time(
-        self, token_id: int, matcher: LLMatcher, tries: Tries, *, margin: int
-    ) -> bool:
-        """Whether there is a way to the end after a token."""
-        most = self._num_left - 1 - margin
-        way = self._way
-        if way and (
-            way[0] == token_id or (len(way) <= most and _is_way(matcher, [token_id, *way]))
-        ):
-            return True
+    def _spare_after(self, token_id: int, matcher: LLMatcher, tries: Tries) -> int | None:
+        """Tokens that are left beyond a way to the end after a token; None where none is known that
+        fits."""
+        left = self._num_left - 1
+        way = self._way or []
+        if way and way[0] == token_id:
+            return left - (len(way) - 1)
+        for rest in (way[skipped:] for skipped in range(min(_MOST_SKIPPED, len(way)))):
+            if len(rest) <= left and _is_way(matcher, [token_id, *rest]):
+                return left - len(rest)
         follower = matcher.deep_copy()
         if not follower.consume_token(token_id):
-            return False
+            return None
         if follower.is_stopped():
-            return True
+            return left
         position = self._position.copy()
         position.read(self._tokens.of[token_id])
-        found = self._endings.shortest(follower, position, most, tries=tries)
-        return found is not None and len(found) <= most
+        found = self._endings.shortest(follower, position, left, tries=tries, known=way)
+        return None if found is None else left - len(found)
 
     def _is_free_text(self, matcher: LLMatcher) -> bool:
         """Whether a string goes on that has room for any text, as far as some samples tell."""

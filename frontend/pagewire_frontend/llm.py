@@ -52,7 +52,7 @@ from pagewire_frontend.llm_run import naming
 from pagewire_frontend.pooling import PooledPrompt
 from pagewire_frontend.template_files import load_chat_template
 from pagewire_frontend.tokenizer import Tokenizer
-from pagewire_frontend.tool_choice import ToolUse, tool_use
+from pagewire_frontend.tool_choice import ToolUse, fitting, tool_use
 
 __all__ = [
     "LLM",
@@ -194,6 +194,7 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         tool_choice: str | dict[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
+        fit_max_tokens: bool | None = None,
         reasoning_effort: str | None = None,
         parse_answer: bool = False,
     ) -> list[RequestOutput]:
@@ -213,6 +214,8 @@ class LLM:
             tool_choice: "none", "auto", "required" or a named function, as over HTTP; needs
                 `parse_answer`.
             parallel_tool_calls: False: one call at most; needs `parse_answer`.
+            fit_max_tokens: False: `max_tokens` may cut the calls that `tool_choice` demands. Of
+                other constraints `StructuredOutput` says it.
             reasoning_effort: for templates that read it; "none" asks for no reasoning.
             parse_answer: take the answer apart: an output's `text` is then what is neither
                 reasoning nor a call. Otherwise it is all that the model wrote.
@@ -230,10 +233,13 @@ class LLM:
         for name, given in (
             ("tool_choice", tool_choice),
             ("parallel_tool_calls", parallel_tool_calls),
+            ("fit_max_tokens", fit_max_tokens),
         ):
             if given is not None and not parse_answer:
                 raise InvalidArgumentError(name, "needs parse_answer=True")
-        use = tool_use(tools, tool_choice, parallel_tool_calls) if parse_answer else ToolUse()
+        use = ToolUse()
+        if parse_answer:
+            use = fitting(tool_use(tools, tool_choice, parallel_tool_calls), fit_max_tokens)
         requests = []
         for n, conversation in enumerate(conversations):
             with naming(f"conversation {n}"):

@@ -35,12 +35,19 @@ class ToolUse:
         choice: whether they are called.
         name: of the tool to call, with ToolChoice.NAMED.
         parallel: an answer may have several calls.
+        fit_max_tokens: a call that is demanded is brought to its end before `max_tokens` cuts it.
     """
 
     tools: tuple[ToolDefinition, ...] = ()
     choice: ToolChoice = ToolChoice.NONE
     name: str = ""
     parallel: bool = True
+    fit_max_tokens: bool = True
+
+    @property
+    def demands_calls(self) -> bool:
+        """The answer is nothing but calls, and held to that."""
+        return self.choice in (ToolChoice.NAMED, ToolChoice.REQUIRED)
 
     @property
     def callable_tools(self) -> tuple[ToolDefinition, ...]:
@@ -89,6 +96,22 @@ def named_tool(use: ToolUse, name: str) -> ToolUse:
     return replace(use, choice=ToolChoice.NAMED, name=name)
 
 
+def fitting(use: ToolUse, fit_max_tokens: bool | None) -> ToolUse:
+    """The same, with the client's word on whether demanded calls are brought to their end.
+
+    Raises:
+        InvalidArgumentError: it is said of calls that are not demanded.
+    """
+    if fit_max_tokens is None:
+        return use
+    if not use.demands_calls:
+        raise InvalidArgumentError(
+            "fit_max_tokens",
+            "needs a constraint, such as response_format, or a tool_choice that demands a call",
+        )
+    return replace(use, fit_max_tokens=fit_max_tokens)
+
+
 def constraint_for(use: ToolUse) -> StructuredOutput | None:
     """What the answer must look like for the choice to be kept; None where the model is free.
 
@@ -98,7 +121,7 @@ def constraint_for(use: ToolUse) -> StructuredOutput | None:
     Raises:
         InvalidArgumentError: the schemas are too long.
     """
-    if use.choice not in (ToolChoice.NAMED, ToolChoice.REQUIRED):
+    if not use.demands_calls:
         return None
     strict = any(tool["function"].get("strict") for tool in use.callable_tools)
     try:
@@ -106,7 +129,9 @@ def constraint_for(use: ToolUse) -> StructuredOutput | None:
             schema = dict(_parameters(use.callable_tools[0]["function"]))
         else:
             schema = _schema_of_calls(use)
-        return StructuredOutput(json_schema=json.dumps(schema), lenient=not strict)
+        return StructuredOutput(
+            json_schema=json.dumps(schema), lenient=not strict, fit_max_tokens=use.fit_max_tokens
+        )
     except (InvalidArgumentError, ValueError, RecursionError) as error:
         raise InvalidArgumentError("tools", f"their schemas can't be enforced: {error}") from None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ _SIGNATURES = {
     ),
     "pagewire_write_kv": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 5,
     "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
+    "pagewire_take_allowed": (
+        [_POINTER] + [_INT] * 2 + [_POINTER] * 2 + [_INT, _POINTER] * 3 + [_INT]
+    ),
     "pagewire_packed_depth": [ctypes.c_int32, _INT],
     "pagewire_pack_weight": [ctypes.c_int32] + [_POINTER] * 2 + [_INT] * 4,
     "pagewire_unpack_rows": [ctypes.c_int32] + [_POINTER] * 4 + [_INT] * 2,
@@ -157,6 +162,65 @@ class CpuChooser:
             torch.get_num_threads(),
         )
         return chosen
+
+
+class CpuMaskedRows:
+    """Rows under masks in C++, in one pass. Copies go to memory that is used again: new pages for
+    some MB cost as much as the pass."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._take_allowed = library.pagewire_take_allowed
+        self._taken = torch.empty(0)
+
+    def take(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        masks: Sequence[int],
+        bits: torch.Tensor,
+        *,
+        in_place: bool = False,
+    ) -> tuple[torch.Tensor, list[bool]]:
+        if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.device.type != "cpu":
+            raise ValueError("the cpu sampling backend reads float32 rows on CPU")
+        vocab_size = logits.shape[1]
+        if bits.dtype != torch.int32 or not bits.is_contiguous() or bits.shape[1] * 32 < vocab_size:
+            raise ValueError("a mask has a bit for each token, in contiguous int32")
+        taken = logits if in_place else self._room_for(len(rows), vocab_size)
+        # Kept in variables until the call is over: a pointer alone keeps no tensor alive.
+        sources = torch.tensor(rows, dtype=torch.int64)
+        masks_of = torch.tensor(masks, dtype=torch.int64)
+        largest = torch.zeros(len(rows))
+        self._take_allowed(
+            logits.data_ptr(),
+            logits.stride(0),
+            vocab_size,
+            sources.data_ptr(),
+            masks_of.data_ptr(),
+            len(rows),
+            bits.data_ptr(),
+            bits.shape[1],
+            taken.data_ptr(),
+            taken.stride(0),
+            largest.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return taken, (largest > -math.inf).tolist()
+
+    def _room_for(self, rows: int, vocab_size: int) -> torch.Tensor:
+        size = rows * vocab_size
+        if len(self._taken) < size:
+            self._taken = torch.empty(size)
+        return self._taken[:size].view(rows, vocab_size)
+
+
+def load_masked_rows() -> CpuMaskedRows:
+    """Rows under masks in C++.
+
+    Raises:
+        BackendUnavailableError: the kernels were not built.
+    """
+    return CpuMaskedRows(load_library())
 
 
 def load_chooser() -> CpuChooser:

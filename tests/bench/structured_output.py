@@ -1,9 +1,17 @@
 """What constraints on outputs cost: `python -m tests.bench.structured_output`.
 
-Decodes the small real model in turns with and without a constraint, as often as `--turns` says, and
-prints a JSON line for each number of rows and kind of constraint: the time to compile it, the mean
-time of a step with it over that without, and of what of a step is spent on masks: by row the time
-to fill its mask and to apply it, and their share of a step.
+Decodes the small real model for two groups of as many sequences in turns, a step of one and a step
+of the other, so that slow spells of the machine meet both: one group is held to a constraint, the
+other is free. An output that ends makes place for a new one, and a free one with it: both groups
+have batches of the same shapes.
+
+A JSON line is printed for each number of rows and kind of constraint:
+
+- `free_ms` and `held_ms`: mean time of a step; `ratio`: the sums of all steps over one another;
+  `median_ratio`: of the medians.
+- `masks_ms`: CPU time that making the masks of a step takes; `waited_ms`: for so long the step
+  waits for them once it has its logits; `applied_ms`: to keep the sampler to them.
+- `waited_share`, `masks_share`: of that of a free step's time; the latter of all CPUs' time.
 """
 
 from __future__ import annotations
@@ -13,23 +21,28 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pagewire.config import EngineConfig
-from pagewire.sampling_params import SamplingParams
-from pagewire.structured_output import StructuredOutput
+from pagewire_engine.build import limit_threads
 from pagewire_engine.cpus import model_threads
-from pagewire_engine.executor.single_process import SingleProcessExecutor
-from pagewire_engine.model_files import load_description, resolve_model
-from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
-from pagewire_engine.structured_output import GrammarCompiler
-from pagewire_engine.tokenizer_files import load_model_tokenizer
-from pagewire_engine.worker.grammar_masks import GrammarMasks
-from pagewire_engine.worker.sampler import Sampler
-from pagewire_frontend.model_download import smollm2_path
+
+limit_threads(None)  # before torch is there, as an engine does
+
+from pagewire.config import EngineConfig  # noqa: E402
+from pagewire.sampling_params import SamplingParams  # noqa: E402
+from pagewire.structured_output import StructuredOutput  # noqa: E402
+from pagewire_engine.executor.single_process import SingleProcessExecutor  # noqa: E402
+from pagewire_engine.model_files import load_description, resolve_model  # noqa: E402
+from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan  # noqa: E402
+from pagewire_engine.structured_output import GrammarCompiler  # noqa: E402
+from pagewire_engine.tokenizer_files import load_model_tokenizer  # noqa: E402
+from pagewire_engine.worker.grammar_masks import GrammarMasks, MasksToCome  # noqa: E402
+from pagewire_engine.worker.sampler import Sampler  # noqa: E402
+from pagewire_frontend.model_download import smollm2_path  # noqa: E402
 
 PROMPT = [504, 3575, 282, 4649, 314]
+BLOCK_SIZE = 16
 PERSON = {
     "type": "object",
     "properties": {
@@ -41,105 +54,262 @@ PERSON = {
     },
     "required": ["name", "age", "email", "roles", "address"],
 }
+INVOICE = {
+    "type": "object",
+    "properties": {
+        "number": {"type": "string", "pattern": "^INV-[0-9]{4,8}$"},
+        "issued": {"type": "string", "format": "date"},
+        "currency": {"enum": ["EUR", "USD", "GBP", "JPY"]},
+        "lines": {
+            "type": "array",
+            "minItems": 2,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string", "maxLength": 80},
+                    "quantity": {"type": "integer", "minimum": 1},
+                    "price": {"type": "number", "minimum": 0},
+                },
+                "required": ["text", "quantity", "price"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["number", "issued", "currency", "lines"],
+    "additionalProperties": False,
+}
+SEARCH = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "description": "what to look for"},
+        "filters": {
+            "type": "object",
+            "properties": {
+                "language": {"enum": ["en", "de", "fr", "es", "it", "pt", "nl"]},
+                "before": {"type": "string", "format": "date-time"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["language", "tags"],
+        },
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+        "order": {"anyOf": [{"const": "newest"}, {"const": "relevance"}]},
+    },
+    "required": ["query", "filters", "limit", "order"],
+    "additionalProperties": False,
+}
+STORY = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "steps": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"explanation": {"type": "string"}, "output": {"type": "string"}},
+                "required": ["explanation", "output"],
+            },
+        },
+        "answer": {"type": ["string", "null"]},
+    },
+    "required": ["title", "steps", "answer"],
+}
 NAMES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 100}
+
+
+def _of(schema: dict[str, Any]) -> StructuredOutput:
+    return StructuredOutput(json_schema=json.dumps(schema))
+
+
+# Several: the rows have them in turn.
 KINDS = {
-    "json_schema": StructuredOutput(json_schema=json.dumps(PERSON)),
-    "unique_items": StructuredOutput(json_schema=json.dumps(NAMES)),
-    "json_object": StructuredOutput(json_object=True),
-    "regex": StructuredOutput(regex="([A-Z][a-z]{2,12} ){4,400}"),
-    "choice": StructuredOutput(choice=tuple(f"choice number {n} of many" for n in range(500))),
+    "schemas": [_of(each) for each in (PERSON, INVOICE, SEARCH, STORY)],
+    "unique_items": [_of(NAMES)],
+    "json_object": [StructuredOutput(json_object=True)],
+    "regex": [StructuredOutput(regex="([A-Z][a-z]{2,12} ){4,400}")],
+    "choice": [StructuredOutput(choice=tuple(f"choice number {n} of many" for n in range(500)))],
 }
 
 
 class Timed:
-    """Adds up the seconds of a method's calls."""
+    """Adds up the seconds that a method takes."""
 
-    def __init__(self, owner: type, name: str) -> None:
-        self.seconds: list[float] = []
+    def __init__(self, owner: type, name: str, clock: Any = time.perf_counter) -> None:
+        self.total = 0.0
         method = getattr(owner, name)
 
         def timed(*args: Any, **more: Any) -> Any:
-            started = time.perf_counter()
-            result = method(*args, **more)
-            self.seconds.append(time.perf_counter() - started)
-            return result
+            started = clock()
+            try:
+                return method(*args, **more)
+            finally:
+                self.total += clock() - started
 
         setattr(owner, name, timed)
 
 
-def decode(
-    executor: SingleProcessExecutor,
-    first_id: int,
-    constraint: StructuredOutput | None,
-    rows: int,
-    num_steps: int,
-) -> list[float]:
-    """Seconds of each decode step of `rows` sequences."""
-    params = SamplingParams(structured_output=constraint, ignore_eos=True, temperature=0.8)
-    ids = range(first_id, first_id + rows)
-    new = [NewSequence(i, 0, i, PROMPT, [], params) for i in ids]
-    blocks = 1 + (len(PROMPT) + num_steps) // 16
-    parts = [
-        ScheduledSequence(i, 0, len(PROMPT), 0, [n * blocks + b for b in range(blocks)], (i,))
-        for n, i in enumerate(ids)
-    ]
-    executor.execute(StepPlan(0, new, parts))
-    seconds = []
-    for step in range(num_steps):
-        start = len(PROMPT) + step
-        parts = [ScheduledSequence(i, start, 1, blocks, [], (i,)) for i in ids]
+class Group:
+    """Sequences that are decoded together, each in the same blocks of the cache.
+
+    Args:
+        executor: of the model.
+        blocks: the first block that is theirs.
+        constraints: of the rows, in turn; none: the rows are free.
+        asked: the settings.
+        ids: sequence ids that nobody has had.
+    """
+
+    def __init__(
+        self,
+        executor: SingleProcessExecutor,
+        blocks: int,
+        constraints: Sequence[StructuredOutput | None],
+        rows: int,
+        asked: argparse.Namespace,
+        ids: Iterator[int],
+    ) -> None:
+        self._executor = executor
+        self._max_tokens = asked.max_tokens
+        self._blocks_each = blocks_each(asked)
+        self._first_block = blocks
+        self._params = [
+            SamplingParams(
+                structured_output=constraints[n % len(constraints)],
+                temperature=0.8,
+                max_tokens=asked.max_tokens,
+                ignore_eos=constraints == [None],
+            )
+            for n in range(rows)
+        ]
+        self._ids = ids
+        self._numbers = [-1] * rows
+        # How many tokens each has; whoever is due starts with the next step.
+        self._lengths = [0] * rows
+        self._due = set(range(rows))
+        self._forgotten: list[int] = []
+        self.seconds: list[float] = []
+
+    def step(self, due: set[int] | None = None) -> set[int]:
+        """One step.
+
+        Args:
+            due: the rows that begin anew; None: those whose output has ended.
+
+        Returns:
+            Which rows began anew.
+        """
+        if due is None:
+            due = self._due
+        forgotten = [self._numbers[row] for row in due if self._numbers[row] >= 0]
+        new, decodes, prefills = [], [], []
+        for row, params in enumerate(self._params):
+            if row in due:
+                number = self._numbers[row] = next(self._ids)
+                self._lengths[row] = 0
+                new.append(NewSequence(number, 0, number, PROMPT, [], params))
+                start = self._first_block + row * self._blocks_each
+                table = list(range(start, start + self._blocks_each))
+                prefills.append(ScheduledSequence(number, 0, len(PROMPT), 0, table, (number,)))
+            else:
+                number = self._numbers[row]
+                at = len(PROMPT) + self._lengths[row] - 1
+                decodes.append(ScheduledSequence(number, at, 1, self._blocks_each, [], (number,)))
+        plan = StepPlan(1, new, decodes + prefills, forgotten=forgotten)
         started = time.perf_counter()
-        executor.execute(StepPlan(step + 1, [], parts))
-        seconds.append(time.perf_counter() - started)
-    executor.execute(
-        StepPlan(
-            num_steps + 1,
-            [NewSequence(first_id + rows, 0, 0, PROMPT, [], SamplingParams())],
-            [ScheduledSequence(first_id + rows, 0, len(PROMPT), 0, [0, 1, 2, 3], ())],
-            forgotten=[*ids],
+        result = self._executor.execute(plan)
+        self.seconds.append(time.perf_counter() - started)
+        assert not result.refused, result.refused
+        assert not result.failed, result.failed
+        tokens = {each.sequence_id: each.token_id for each in result.sampled}
+        self._due = set()
+        for row, number in enumerate(self._numbers):
+            self._lengths[row] += 1
+            if tokens[number] in EOS or self._lengths[row] >= self._max_tokens:
+                self._due.add(row)
+        return due
+
+    def end(self) -> None:
+        """Forgets its sequences."""
+        self._executor.execute(StepPlan(1, forgotten=self._numbers))
+
+
+EOS = (0, 2)  # SmolLM2's
+
+
+def blocks_each(asked: argparse.Namespace) -> int:
+    return -(-(len(PROMPT) + asked.max_tokens) // BLOCK_SIZE)
+
+
+class Spent:
+    """What of the steps of held groups is spent on masks, in seconds."""
+
+    def __init__(self) -> None:
+        self._masks = Timed(GrammarMasks, "_make", time.thread_time)
+        self._waited = Timed(MasksToCome, "result")
+        self._applied = Timed(Sampler, "_adjust")
+
+    def of(self, group: Group, due: set[int] | None = None) -> tuple[float, float, float]:
+        """Of one more step of a group."""
+        all_of = (self._masks, self._waited, self._applied)
+        before = [each.total for each in all_of]
+        group.step(due)
+        masks, waited, applied = (
+            each.total - start for each, start in zip(all_of, before, strict=True)
         )
-    )
-    return seconds
+        return masks, waited, applied
 
 
 def measured(
     executor: SingleProcessExecutor,
-    constraint: StructuredOutput,
-    asked: argparse.Namespace,
+    constraints: Sequence[StructuredOutput],
     rows: int,
-    spent: tuple[Timed, Timed],
-    first_ids: Iterator[int],
-) -> dict[str, float]:
-    """The figures of one constraint."""
-    free: list[float] = []
-    held: list[float] = []
-    masks, applied = spent
-    for each in spent:
-        each.seconds.clear()
-    for _ in range(asked.turns):
-        free += decode(executor, next(first_ids), None, rows, asked.steps)[1:]
-        held += decode(executor, next(first_ids), constraint, rows, asked.steps)[1:]
-    mask_s = sum(masks.seconds) / len(held)
-    apply_s = sum(applied.seconds) / len(held)
-    mean = statistics.fmean(free)
+    asked: argparse.Namespace,
+    ids: Iterator[int],
+    spent: Spent,
+) -> dict[str, Any]:
+    """The figures of one kind of constraint."""
+    each = rows * blocks_each(asked)
+    held = Group(executor, 0, constraints, rows, asked, ids)
+    free = Group(executor, each, [None], rows, asked, ids)
+    told = []
+    for _ in range(asked.steps):
+        due = set(held._due)
+        told.append(spent.of(held))
+        free.step(due)
+    held.end()
+    free.end()
+    skipped = asked.warm_up
+    masks, waited, applied = (
+        1e3 * statistics.fmean(column[skipped:]) for column in zip(*told, strict=True)
+    )
+    held_s, free_s = held.seconds[skipped:], free.seconds[skipped:]
+    free_ms = 1e3 * statistics.fmean(free_s)
     return {
-        "free_step_ms": 1e3 * mean,
-        "step_ratio": statistics.fmean(held) / mean,
-        "median_step_ratio": statistics.median(held) / statistics.median(free),
-        "mask_us_a_row": 1e6 * mask_s / rows,
-        "apply_us_a_row": 1e6 * apply_s / rows,
-        "share_of_a_step": (mask_s + apply_s) / mean,
+        "free_ms": free_ms,
+        "held_ms": 1e3 * statistics.fmean(held_s),
+        "ratio": sum(held_s) / sum(free_s),
+        "median_ratio": statistics.median(held_s) / statistics.median(free_s),
+        "masks_ms": masks,
+        "waited_ms": waited,
+        "applied_ms": applied,
+        "waited_share": waited / free_ms,
+        "masks_share": masks / (free_ms * model_threads(None)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=96)
+    parser.add_argument("--warm-up", type=int, default=4, help="steps that are not counted")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--weights", default="bfloat16", choices=["float32", "bfloat16", "int8"])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     asked = parser.parse_args()
-    most = max(asked.rows)
-    config = EngineConfig(model=str(smollm2_path()), num_gpu_blocks_override=8 * most)
+    blocks = 2 * max(asked.rows) * blocks_each(asked)
+    weights: dict[str, Any] = {"dtype": asked.weights}
+    if asked.weights == "int8":
+        weights = {"quantization": "int8"}
+    config = EngineConfig(model=str(smollm2_path()), num_gpu_blocks_override=blocks, **weights)
     files = resolve_model(config)
     description = load_description(files, config)
     grammars = GrammarCompiler(
@@ -149,23 +319,14 @@ def main() -> None:
         num_threads=model_threads(None),
     )
     executor = SingleProcessExecutor(config, files, grammars)
-    started = time.perf_counter()
-    grammars.start(StructuredOutput(choice=("a",))).result()
-    print(json.dumps({"first_constraint_s": round(time.perf_counter() - started, 3)}))
-    spent = (Timed(GrammarMasks, "masks"), Timed(Sampler, "_apply_masks"))
-    first_ids = itertools.count(0, 1000)
-    decode(executor, next(first_ids), None, most, asked.steps)
-    for rows in asked.rows:
-        for name, constraint in KINDS.items():
-            started = time.perf_counter()
+    spent, ids = Spent(), itertools.count()
+    for rows, name in itertools.product(asked.rows, asked.kinds):
+        for constraint in KINDS[name]:
             grammars.start(constraint).result()
-            compile_ms = 1e3 * (time.perf_counter() - started)
-            decode(executor, next(first_ids), constraint, rows, 8)
-            found = measured(executor, constraint, asked, rows, spent, first_ids)
-            told: dict[str, Any] = {"rows": rows, "kind": name, "compile_ms": compile_ms} | found
-            print(
-                json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()})
-            )
+        found = measured(executor, KINDS[name], rows, asked, ids, spent)
+        told = {"weights": asked.weights, "rows": rows, "kind": name} | found
+        told = {k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}
+        print(json.dumps(told), flush=True)
     executor.shutdown()
     grammars.close()
 

@@ -13,12 +13,13 @@ from pagewire.outputs import PositionLogprobs
 from pagewire_engine.step import Candidates
 from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.device_batch import DeviceBatch, KnownSequence
-from pagewire_engine.worker.grammar_masks import Masks, forbidden_tokens
+from pagewire_engine.worker.grammar_masks import Masks
 from pagewire_engine.worker.sampler import SamplingRow, as_positions
-from pagewire_engine.worker.staging import Download, Downloads, to_device
+from pagewire_engine.worker.staging import Download, Downloads, sent, to_device
 from pagewire_engine.worker.step_layout import Rows
 from pagewire_kernels.gpu.sampling import Epilogue, SamplingWorkspace, sample
 from pagewire_kernels.gpu.sampling_logprobs import raw_logprobs
+from pagewire_kernels.token_masks import forbidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,10 @@ class DeviceSampler:
         own = logits.index_select(
             0, index if logit_rows is None else logit_rows.index_select(0, index)
         )
-        forbidden = forbidden_tokens(masks.bits, logits.shape[1], device)
+        # Unpacked there: packed there is an eighth of that to copy.
+        away = forbidden(sent(masks.words, device), logits.shape[1])
         order = to_device([masks.rows[sequence.sequence_id] for _, sequence in rows], device)
-        own.masked_fill_(forbidden.index_select(0, order), -math.inf)
+        own.masked_fill_(away.index_select(0, order), -math.inf)
         tokens = torch.empty(len(rows), dtype=torch.int32, device=device)
         each = torch.arange(len(rows), dtype=torch.int32, device=device)
         self.sample(own, slots.index_select(0, index), tokens, torch.zeros_like(each), each)

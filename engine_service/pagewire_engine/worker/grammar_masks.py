@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from pagewire.errors import PagewireError
 from pagewire.sampling_params import SamplingParams
@@ -16,10 +21,10 @@ from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.step import StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.wind_down import WATCHED
-from pagewire_engine.worker.staging import sent
 
 Bits = npt.NDArray[np.uint32]
 _WORD_BITS = 32
+_NICENESS = 19
 
 
 class ConstrainedRow(Protocol):
@@ -41,8 +46,8 @@ class Masks(NamedTuple):
 
     Attributes:
         rows: sequence id to its row of `bits`.
-        bits: uint32 [len(rows), ceil(vocab_size / 32)]; bit t % 32 of word t // 32 is set where
-            token t is allowed. No row is empty.
+        bits: uint32 [M, ceil(vocab_size / 32)]; bit t % 32 of word t // 32 is set where token t is
+            allowed. No row that `rows` names is empty.
         refused: (sequence id, why) where a constraint can't be kept.
     """
 
@@ -50,12 +55,71 @@ class Masks(NamedTuple):
     bits: Bits
     refused: list[tuple[int, str]]
 
+    @property
+    def words(self) -> torch.Tensor:
+        """`bits` as kernels read them: int32."""
+        return torch.from_numpy(self.bits.view(np.int32))
+
     def less_refused(self, rows: list[RowT]) -> list[RowT]:
         """Those of the rows that are not refused."""
         if not self.refused:
             return rows
         refused = dict(self.refused)
         return [row for row in rows if row.sequence_id not in refused]
+
+
+class MasksToCome:
+    """The masks of a step that is being computed. A thread beside the step makes one after the
+    other; whoever asks for them makes those that are left.
+
+    Args:
+        rows: N constrained ones.
+        bits: uint32 [N, ceil(vocab_size / 32)], zeros.
+        make: makes a row's mask, and tells why if it can't.
+    """
+
+    __slots__ = ("_bits", "_left", "_make", "_reasons", "_rows", "made")
+
+    def __init__(
+        self,
+        rows: Sequence[ConstrainedRow],
+        bits: Bits,
+        make: Callable[[ConstrainedRow, Bits], str | None],
+    ) -> None:
+        self._rows = rows
+        self._bits = bits
+        self._make = make
+        self._left = deque(range(len(rows)))
+        self._reasons: list[str | None] = [None] * len(rows)
+        self.made: Future[None] | None = None
+
+    def make(self) -> None:
+        """Makes what nobody else does."""
+        while self._left:
+            try:
+                index = self._left.popleft()
+            except IndexError:
+                return
+            self._reasons[index] = self._make(self._rows[index], self._bits[index])
+
+    def leave(self) -> None:
+        """Begins none any more, and waits for the one that is being made."""
+        self._left.clear()
+        if self.made is not None:
+            wait((self.made,))
+
+    def result(self) -> Masks:
+        """All of them. Raises what went wrong in making one."""
+        self.make()
+        if self.made is not None:
+            self.made.result()
+        rows = {row.sequence_id: index for index, row in enumerate(self._rows)}
+        refused: list[tuple[int, str]] = []
+        for row, reason in zip(self._rows, self._reasons, strict=True):
+            if reason is not None:
+                del rows[row.sequence_id]
+                refused.append((row.sequence_id, reason))
+        return Masks(rows, self._bits, refused)
 
 
 class _Progress:
@@ -86,7 +150,7 @@ class GrammarMasks:
         self._num_words = -(-vocab_size // _WORD_BITS)
         self._eos_token_ids = tuple(eos_token_ids)
         self._progress: dict[int, _Progress] = {}
-        self._no_bits: Bits = np.empty((0, self._num_words), np.uint32)
+        self._thread: ThreadPoolExecutor | None = None
 
     def __len__(self) -> int:
         """Sequences that have a matcher."""
@@ -99,11 +163,28 @@ class GrammarMasks:
         for new in plan.new_sequences:
             self._progress.pop(new.sequence_id, None)
 
+    @contextmanager
+    def ahead(self, rows: Sequence[ConstrainedRow]) -> Iterator[MasksToCome]:
+        """Makes the masks while the caller computes what they are for, as far as that leaves a CPU
+        free. None is being made any more when the context is left, whatever was raised in it.
+
+        Args:
+            rows: as for `masks`. Their outputs must not change within the context.
+        """
+        constrained = _constrained(rows)
+        masks = MasksToCome(constrained, self._no_masks(len(constrained)), self._make)
+        if constrained:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "grammar-masks", _give_way)
+            masks.made = self._thread.submit(masks.make)
+        try:
+            yield masks
+        finally:
+            masks.leave()
+
     def masks(self, rows: Sequence[ConstrainedRow]) -> Masks:
-        """The masks for those of `rows` that are constrained."""
-        constrained = [row for row in rows if row.params.structured_output is not None]
-        if not constrained:
-            return Masks({}, self._no_bits, [])
+        """The masks for those of `rows` that are constrained, several at a time."""
+        constrained = _constrained(rows)
         matchers: list[Matcher] = []
         ready: list[ConstrainedRow] = []
         refused: list[tuple[int, str]] = []
@@ -114,8 +195,9 @@ class GrammarMasks:
                 refused.append((row.sequence_id, error.message))
             else:
                 ready.append(row)
-        bits: Bits = np.zeros((len(ready), self._num_words), np.uint32)
-        self._compiler.fill(matchers, bits)
+        bits = self._no_masks(len(ready))
+        if matchers:
+            self._compiler.fill(matchers, bits)
         rows_of_bits: dict[int, int] = {}
         for index, (row, matcher) in enumerate(zip(ready, matchers, strict=True)):
             if (fault := matcher.fault()) is not None:
@@ -124,6 +206,20 @@ class GrammarMasks:
             self._suspend_stops(bits[index], row)
             rows_of_bits[row.sequence_id] = index
         return Masks(rows_of_bits, bits, refused)
+
+    def _no_masks(self, rows: int) -> Bits:
+        return np.zeros((rows, self._num_words), np.uint32)
+
+    def _make(self, row: ConstrainedRow, bits: Bits) -> str | None:
+        """Makes a row's mask in zeros, and tells why if it can't."""
+        try:
+            matcher = self._matcher(row)
+        except PagewireError as error:
+            return error.message
+        matcher.fill_timed(bits)
+        if (fault := matcher.fault()) is None:
+            self._suspend_stops(bits, row)
+        return fault
 
     def _matcher(self, row: ConstrainedRow) -> Matcher:
         progress = self._progress.get(row.sequence_id)
@@ -152,6 +248,17 @@ class GrammarMasks:
             bits[:] = others
 
 
+def _give_way() -> None:
+    """Lets this thread have what others leave. The threads of the model wait for one another some
+    hundred times a step: to interrupt one of them for a mask holds up all."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _constrained(rows: Sequence[ConstrainedRow]) -> list[ConstrainedRow]:
+    return [row for row in rows if row.params.structured_output is not None]
+
+
 def _room(params: SamplingParams) -> int | None:
     """The tokens within which an output has to come to its end; None where it is not to, or might
     have to come to it before `min_tokens`."""
@@ -160,15 +267,3 @@ def _room(params: SamplingParams) -> int | None:
     if params.min_tokens and params.max_tokens - params.min_tokens < WATCHED:
         return None
     return params.max_tokens
-
-
-def forbidden_tokens(bits: Bits, vocab_size: int, device: torch.device) -> Tensor:
-    """Bits as bool [rows, vocab_size]: True where the token is not allowed. On a GPU they are
-    unpacked there, since packed there is an eighth of that to copy."""
-    if device.type == "cpu":
-        octets = (~bits).view(np.uint8)
-        unpacked = np.unpackbits(octets, axis=-1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(unpacked.view(np.bool_))
-    words = sent(torch.from_numpy(bits.view(np.int32)), device)
-    shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-    return ((words.unsqueeze(-1) >> shifts) & 1).view(len(bits), -1)[:, :vocab_size] == 0

@@ -19,7 +19,7 @@ from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker.adapters import WorkerAdapters
 from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.cache_engine import CacheEngine
-from pagewire_engine.worker.grammar_masks import GrammarMasks
+from pagewire_engine.worker.grammar_masks import GrammarMasks, Masks
 from pagewire_engine.worker.input_batch import InputBatch
 from pagewire_engine.worker.prompt_scores import score_prompts
 from pagewire_engine.worker.sampler import Sampler, SamplingRow
@@ -78,11 +78,14 @@ class ModelRunner:
             return StepResult(plan.step, [])
         inputs = self._batch.build(plan.scheduled)
         adapter_rows = self._begin_adapters(plan)
-        hidden = self._forward(inputs.token_ids, inputs.positions, inputs.metadata)
         starts = inputs.metadata.host_query_start_locations
-        new = [self._batch[part.sequence_id].new for part in plan.scheduled]
-        told = score_prompts(self._model, plan.scheduled, new, starts, hidden, adapter_rows)
-        sampled, candidates, failed, refused = self._sample(plan, starts, hidden, adapter_rows)
+        rows, last_rows = self._sampling_rows(plan, starts)
+        with self._grammar_masks.ahead(rows) as masks:
+            hidden = self._forward(inputs.token_ids, inputs.positions, inputs.metadata)
+            new = [self._batch[part.sequence_id].new for part in plan.scheduled]
+            told = score_prompts(self._model, plan.scheduled, new, starts, hidden, adapter_rows)
+            logits = self._logits(last_rows, hidden, adapter_rows)
+            sampled, candidates, failed, refused = self._sample(rows, logits, masks.result())
         for token in sampled:
             self._batch[token.sequence_id].output_token_ids.append(token.token_id)
         for sequence_id, _ in failed + refused:
@@ -106,15 +109,11 @@ class ModelRunner:
         hidden: torch.Tensor = self._model(token_ids, positions, context)
         return hidden
 
-    def _sample(
-        self,
-        plan: StepPlan,
-        starts: list[int],
-        hidden: torch.Tensor,
-        adapter_rows: LoraRows | None,
-    ) -> tuple[list[SampledToken], list[Candidates], list[tuple[int, str]], list[tuple[int, str]]]:
-        """Tokens for each `sample_for`, or candidates where it is a beam; the head sees no row
-        that nobody samples from."""
+    def _sampling_rows(
+        self, plan: StepPlan, starts: list[int]
+    ) -> tuple[list[SamplingRow], list[int]]:
+        """Who takes a token, each with its row of the logits, and the rows of the batch that these
+        are computed from."""
         rows: list[SamplingRow] = []
         last_rows: list[int] = []
         for index, part in enumerate(plan.scheduled):
@@ -122,17 +121,29 @@ class ModelRunner:
                 continue
             rows += [self._sampling_row(member, len(last_rows)) for member in part.sample_for]
             last_rows.append(starts[index + 1] - 1)
-        if not rows:
-            return [], [], [], []
+        return rows, last_rows
+
+    def _logits(
+        self, last_rows: list[int], hidden: torch.Tensor, adapter_rows: LoraRows | None
+    ) -> torch.Tensor | None:
+        """Of the rows that somebody samples from; None where nobody does."""
+        if not last_rows:
+            return None
         if len(last_rows) < len(hidden):
             hidden = hidden[last_rows]
             adapter_rows = None if adapter_rows is None else adapter_rows.take(last_rows)
-        logits = self._model.compute_logits(hidden, adapter_rows)
-        masks = self._grammar_masks.masks(rows)
+        return self._model.compute_logits(hidden, adapter_rows)
+
+    def _sample(
+        self, rows: list[SamplingRow], logits: torch.Tensor | None, masks: Masks
+    ) -> tuple[list[SampledToken], list[Candidates], list[tuple[int, str]], list[tuple[int, str]]]:
+        """A token for each row, or candidates where it is a beam; who failed, and was refused."""
+        if logits is None:
+            return [], [], [], []
         rows = masks.less_refused(rows)
         beams = [row for row in rows if row.params.beam_search is not None]
         if not beams:
-            sampled, failed = self._sampler.sample(logits, rows, masks)
+            sampled, failed = self._sampler.sample(logits, rows, masks, may_overwrite=True)
             return sampled, [], failed, masks.refused
         others = [row for row in rows if row.params.beam_search is None]
         sampled, failed = self._sampler.sample(logits, others, masks)

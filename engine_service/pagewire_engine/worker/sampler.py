@@ -8,15 +8,15 @@ from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import SampledToken
-from pagewire_engine.worker.grammar_masks import Masks, forbidden_tokens
+from pagewire_engine.worker.grammar_masks import Masks
 from pagewire_kernels.sampling import RowParameters, load_token_chooser, raw_logprobs
+from pagewire_kernels.token_masks import load_masked_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Sampler:
     def find_kernels(self) -> None:
         """Takes the fastest kernels there are by now."""
         self._chooser = load_token_chooser(self._device)
+        self._masked_rows = load_masked_rows(self._device)
 
     @property
     def num_eos_token_ids(self) -> int:
@@ -67,14 +68,20 @@ class Sampler:
         return len(self._eos_token_ids)
 
     def sample(
-        self, logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None = None
+        self,
+        logits: Tensor,
+        rows: Sequence[SamplingRow],
+        masks: Masks | None = None,
+        *,
+        may_overwrite: bool = False,
     ) -> tuple[list[SampledToken], list[tuple[int, str]]]:
         """Samples one token for each entry of `rows`.
 
         Args:
-            logits: [R, vocab_size] of any float dtype; left as they are.
+            logits: [R, vocab_size] of any float dtype; left as they are, unless `may_overwrite`.
             rows: who samples from which row.
             masks: what those may sample that are constrained.
+            may_overwrite: nobody reads the logits after this.
 
         Returns:
             The tokens in the order of `rows`, less those that failed; and (sequence id, why) of
@@ -86,8 +93,8 @@ class Sampler:
         healthy, failed = split_by_health(logits, rows)
         if not healthy:
             return [], failed
-        adjusted = self._adjust(logits, healthy, masks)
-        allowed = (adjusted.amax(dim=-1) > -math.inf).tolist() if adjusted is not logits else ()
+        in_place = may_overwrite and not any(row.params.logprobs is not None for row in rows)
+        adjusted, allowed = self._adjust(logits, healthy, masks, in_place=in_place)
         if not all(allowed):
             failed += [
                 (row.sequence_id, "min_tokens and stop_token_ids together allow no token")
@@ -97,31 +104,44 @@ class Sampler:
             healthy = [row for row, good in zip(healthy, allowed, strict=True) if good]
             if not healthy:
                 return [], failed
-            adjusted = self._adjust(logits, healthy, masks)
+            adjusted = adjusted[[index for index, good in enumerate(allowed) if good]]
         token_ids = self._choose(adjusted, healthy)
         return self._describe(logits, healthy, token_ids), failed
 
-    def _adjust(self, logits: Tensor, rows: Sequence[SamplingRow], masks: Masks | None) -> Tensor:
-        """Logits [len(rows), V] after penalties, bias, min_tokens and masks: `logits` itself if
-        there is nothing to change, else a copy."""
+    def _adjust(
+        self,
+        logits: Tensor,
+        rows: Sequence[SamplingRow],
+        masks: Masks | None,
+        *,
+        in_place: bool,
+    ) -> tuple[Tensor, list[bool]]:
+        """Logits [len(rows), V] after masks, penalties, bias and min_tokens: `logits` itself if
+        there is nothing to change or they may be written to, else a copy. And which of the rows
+        have a token left."""
         masked = masks.rows if masks is not None else {}
-        touched = [
-            index
-            for index, row in enumerate(rows)
-            if row.sequence_id in masked or self._changes_logits(row)
-        ]
-        in_place = [row.row for row in rows] == list(range(logits.shape[0]))
-        if in_place and not touched:
-            return logits
-        adjusted = logits[self._integers([row.row for row in rows])]
+        sources = [row.row for row in rows]
+        touched = [row for row in rows if self._changes_logits(row)]
+        are_all = sources == list(range(logits.shape[0]))
+        in_place = in_place and are_all
+        adjusted, allowed = logits, [True] * len(rows)
+        if masked and masks is not None:
+            adjusted, allowed = self._masked_rows.take(
+                logits,
+                sources,
+                [masked.get(row.sequence_id, -1) for row in rows],
+                masks.words,
+                in_place=in_place,
+            )
+        elif not are_all or (touched and not in_place):
+            adjusted = logits[self._integers(sources)]
         if touched:
             self._apply_penalties(adjusted, rows)
             self._apply_logit_bias(adjusted, rows)
             # A mask has taken them away already, where it leaves something else.
-            self._suspend_stops(adjusted, rows, but=masked)
-            if masks is not None and masked:
-                self._apply_masks(adjusted, rows, masks)
-        return adjusted
+            for index in self._suspend_stops(adjusted, rows, but=masked):
+                allowed[index] = bool(adjusted[index].amax() > -math.inf)
+        return adjusted, allowed
 
     def _changes_logits(self, row: SamplingRow) -> bool:
         params = row.params
@@ -176,11 +196,14 @@ class Sampler:
 
     def _suspend_stops(
         self, adjusted: Tensor, rows: Sequence[SamplingRow], but: Container[int]
-    ) -> None:
+    ) -> set[int]:
         """Removes what would end a sequence before its min_tokens.
 
         Args:
             but: ids of sequences that are left alone.
+
+        Returns:
+            The rows of which something was removed.
         """
         indexes: list[int] = []
         token_ids: list[int] = []
@@ -193,20 +216,7 @@ class Sampler:
                 token_ids += stops
         if token_ids:
             adjusted[self._integers(indexes), self._integers(token_ids)] = -math.inf
-
-    def _apply_masks(self, adjusted: Tensor, rows: Sequence[SamplingRow], masks: Masks) -> None:
-        """Removes what the constraints do not allow."""
-        forbidden = forbidden_tokens(masks.bits, adjusted.shape[1], self._device)
-        if self._device.type == "cpu":
-            # Torch would wake its threads for each row, which those of the kernels compete with.
-            rows_of, where = adjusted.numpy(), forbidden.numpy()
-            for index, row in enumerate(rows):
-                if (mask := masks.rows.get(row.sequence_id)) is not None:
-                    np.copyto(rows_of[index], -math.inf, where=where[mask])
-            return
-        for index, row in enumerate(rows):
-            if (mask := masks.rows.get(row.sequence_id)) is not None:
-                adjusted[index].masked_fill_(forbidden[mask], -math.inf)
+        return set(indexes)
 
     def _choose(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
         """Token ids, one a row of `adjusted`."""

@@ -23,13 +23,14 @@ from pagewire.sampling_params import (
 from pagewire.v1 import inference_pb2
 from pagewire_frontend.answers import TOOL_NAME
 from pagewire_frontend.chat_messages import MAX_MESSAGES, MAX_TOOLS
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.generation_types import (
     COMPLETION_MAX_TOKENS,
     MAX_PROMPTS,
     GenerationRequest,
 )
 from pagewire_frontend.request_ids import check_request_id
-from pagewire_frontend.tool_choice import ToolUse, named_tool, tool_use
+from pagewire_frontend.tool_choice import ToolUse, fitting, named_tool, tool_use
 
 _CHOICES = {
     inference_pb2.ToolChoice.MODE_UNSPECIFIED: None,
@@ -190,10 +191,13 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
     tools = tool_definitions(request.tools)
     choice = request.tool_choice
     if choice.WhichOneof("choice") == "name":
-        return named_tool(tool_use(tools, None, parallel), choice.name)
-    if choice.mode not in _CHOICES:
+        use = named_tool(tool_use(tools, None, parallel), choice.name)
+    elif choice.mode not in _CHOICES:
         raise InvalidArgumentError("tool_choice.mode", f"{choice.mode} is none of its values")
-    return tool_use(tools, _CHOICES[choice.mode], parallel)
+    else:
+        use = tool_use(tools, _CHOICES[choice.mode], parallel)
+    with renaming({"fit_max_tokens": "tool_choice.fit_max_tokens"}):
+        return fitting(use, choice.fit_max_tokens if choice.HasField("fit_max_tokens") else None)
 
 
 def _parameters(where: str, tool: inference_pb2.Tool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.openai_api.requests import ChatBody, TokenizeBody
 from pagewire_frontend.serving import Serving
-from pagewire_frontend.tool_choice import ToolDefinition, tool_use
+from pagewire_frontend.tool_choice import ToolDefinition, fitting, tool_use
 from pagewire_frontend.tracing import phase
 
 # Rendering or tokenising more than this many bytes would hold up other streams.
@@ -33,6 +33,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
     generation = await serving.generation.find_model(body.model or "")
     params = body.chat_sampling_params(generation.model_info.default_sampling_params)
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    use = fitting(use, body.calls_fit_max_tokens)
     with phase("render_chat"):
         rendered = await rendered_chat(generation, request, body.messages, body, use.tools)
     return GenerationRequest(

@@ -126,6 +126,15 @@ class ChatBody(SamplingBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    @property
+    def calls_fit_max_tokens(self) -> bool | None:
+        """`fit_max_tokens`, where it is said of the calls that `tool_choice` demands: there is no
+        other constraint."""
+        return self.fit_max_tokens if self._constraint.value is None else None
+
+    def _fitting(self, fit_max_tokens: bool) -> dict[str, Any]:
+        return {} if self._constraint.value is None else super()._fitting(fit_max_tokens)
+
     def chat_sampling_params(self, defaults: SamplingParams) -> SamplingParams:
         """`sampling_params` with this endpoint's own names.
 

@@ -23,7 +23,7 @@ _SHARED = (
     "model", "temperature", "top_p", "parallel_tool_calls", "user", "seed", "stop",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "top_k", "min_p",
     "min_tokens", "ignore_eos", "skip_special_tokens", "priority", "include_reasoning",
-    "thinking_token_budget", "chat_template", "chat_template_kwargs",
+    "thinking_token_budget", "chat_template", "chat_template_kwargs", "fit_max_tokens",
 )  # fmt: skip
 _CHAT_NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -80,6 +80,7 @@ class ResponsesBody(BaseModel):
     thinking_token_budget: int | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    fit_max_tokens: bool | None = None
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property

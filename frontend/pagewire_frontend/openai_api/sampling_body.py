@@ -92,19 +92,21 @@ class SamplingBody(BaseModel):
         if self._constraint.value is not None:
             changes["structured_output"] = self._constraint.value
         if self.fit_max_tokens is not None:
-            if self._constraint.value is None:
-                raise InvalidArgumentError(
-                    "fit_max_tokens", "needs a constraint, such as response_format"
-                )
-            changes["structured_output"] = replace(
-                self._constraint.value, fit_max_tokens=self.fit_max_tokens
-            )
+            changes |= self._fitting(self.fit_max_tokens)
         if self.use_beam_search:
             return self._beam_search(changes)
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) not in (None, getattr(BeamSettings(beam_width=1), name)):
                 raise InvalidArgumentError(name, "needs use_beam_search=true")
         return replace(defaults, **changes)
+
+    def _fitting(self, fit_max_tokens: bool) -> dict[str, Any]:
+        """The changes that `fit_max_tokens` asks for."""
+        if self._constraint.value is None:
+            raise InvalidArgumentError(
+                "fit_max_tokens", "needs a constraint, such as response_format"
+            )
+        return {"structured_output": replace(self._constraint.value, fit_max_tokens=fit_max_tokens)}
 
     def _beam_search(self, given: dict[str, Any]) -> SamplingParams:
         """A beam search of the width best_of, or else n. The model's defaults are about sampling

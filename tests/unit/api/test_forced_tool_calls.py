@@ -211,6 +211,54 @@ async def test_a_call_and_another_format_exclude_each_other(choice: Any) -> None
     assert raised.value.field == "tool_choice"
 
 
+def fits_of(client: FakeEngineClient) -> list[bool | None]:
+    told = (request.sampling_params.structured_output for request in client.requests)
+    return [constraint and constraint.fit_max_tokens for constraint in told]
+
+
+@pytest.mark.parametrize("choice", [NAMED, "required"])
+async def test_a_client_may_let_max_tokens_cut_a_demanded_call(choice: Any) -> None:
+    client = replying(ARGUMENTS)
+    for more in ({}, {"fit_max_tokens": False}, {"fit_max_tokens": True}):
+        assert (await ask(client, tool_choice=choice, **more))[0] == 200
+    assert fits_of(client) == [True, False, True]
+
+
+async def test_responses_let_max_tokens_cut_too() -> None:
+    client = replying(ARGUMENTS)
+    named = {"type": "function", "name": "get_weather"}
+    tool = {"type": "function", "name": "get_weather", "parameters": PARAMETERS}
+    text = {"format": {"type": "json_schema", "name": "city", "schema": PARAMETERS}}
+    async with http_client(await make_serving(client)) as http:
+        for asked in ({"tools": [tool], "tool_choice": named}, {"text": text}):
+            for more in ({}, {"fit_max_tokens": False}):
+                body = {"input": "Weather?", **asked, **more}
+                assert (await http.post("/v1/responses", json=body)).status_code == 200
+        free = await http.post("/v1/responses", json={"input": "x", "fit_max_tokens": False})
+    assert fits_of(client) == [True, False, True, False]
+    assert (free.status_code, free.json()["error"]["param"]) == (400, "fit_max_tokens")
+
+
+async def test_grpc_lets_max_tokens_cut_a_demanded_call() -> None:
+    client = replying(ARGUMENTS)
+    async with running_frontend(client) as server, grpc_stub(server) as stub:
+        for more in ({}, {"fit_max_tokens": False}):
+            choice = {"name": "f", **more}
+            request = chat_request("W?", tools=[{"name": "f"}], tool_choice=choice)
+            await stub.ChatUnary(request)
+        free = chat_request("W?", tools=[{"name": "f"}], tool_choice={"fit_max_tokens": False})
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.ChatUnary(free)
+    assert fits_of(client) == [True, False]
+    assert (raised.value.details() or "").startswith("tool_choice.fit_max_tokens: ")
+
+
+async def test_of_calls_that_are_not_demanded_nothing_can_be_said() -> None:
+    for choice in ("auto", "none", None):
+        status, body = await ask(replying("x"), tool_choice=choice, fit_max_tokens=False)
+        assert (status, body["error"]["param"]) == (400, "fit_max_tokens")
+
+
 async def test_a_beam_search_can_not_be_made_to_call() -> None:
     status, body = await ask(replying(ARGUMENTS), tool_choice=NAMED, use_beam_search=True, n=2)
     assert (status, body["error"]["param"]) == (400, "tool_choice")

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.worker.grammar_masks import Masks
 from pagewire_engine.worker.sampler import Sampler, SamplingRow, prompt_logprobs
 from pagewire_kernels.sampling import TokenChooser
 from tests.unit.sampling import naive
@@ -221,6 +223,30 @@ def test_a_row_that_allows_no_token_fails_alone(sampler: Sampler) -> None:
     assert [token.sequence_id for token in sampled] == [101]
     assert failed[0][0] == 100
     assert "min_tokens" in failed[0][1]
+
+
+def test_logits_that_nobody_reads_again_give_the_same_tokens(sampler: Sampler) -> None:
+    """Written to in place, but for rows that ask for log probabilities, or share their logits."""
+    penalised = SamplingParams(presence_penalty=1.5, repetition_penalty=1.3, logit_bias={7: 4.0})
+    early = SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=list(range(VOCAB)))
+    held = SamplingParams(temperature=0.7, top_p=0.9)
+    bits = np.zeros((1, -(-VOCAB // 32)), np.uint32)
+    bits[0, 1] = 0b1011
+    masks = Masks({102: 0}, bits, [])
+    several = [row(0, penalised, output_token_ids=[4, 4]), row(1, early), row(2, held)]
+    for rows in (
+        several,
+        [*several, row(3, SamplingParams(logprobs=1))],
+        [*several, row(2, penalised, sequence_id=104)],
+    ):
+        logits = make_logits(9, max(each.row for each in rows) + 1)
+        expected, failed = sampler.sample(logits.clone(), rows, masks)
+        assert [sequence_id for sequence_id, _ in failed] == [101]
+        assert expected[1].token_id in (32, 33, 35)
+        overwritten = sampler.sample(logits, rows, masks, may_overwrite=True)
+        assert [t.token_id for t in overwritten[0]] == [t.token_id for t in expected]
+        assert [t.logprobs for t in overwritten[0]] == [t.logprobs for t in expected]
+        assert overwritten[1] == failed
 
 
 def test_single_removed_tokens_are_never_chosen(sampler: Sampler) -> None:

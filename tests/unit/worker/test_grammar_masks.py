@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,13 +13,13 @@ from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.step import NewSequence, StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
-from pagewire_engine.worker.grammar_masks import GrammarMasks, forbidden_tokens
+from pagewire_engine.worker.grammar_masks import GrammarMasks
 from pagewire_engine.worker.sampler import Sampler, SamplingRow
+from pagewire_kernels.token_masks import forbidden
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
 # One token a byte, then control tokens; the model's vocabulary is padded, to no whole word.
 EOS, OTHER_EOS, VOCAB_SIZE = 258, 257, 275
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +52,9 @@ def allowed(masks: GrammarMasks, *rows: SamplingRow) -> list[set[int]]:
     """The tokens that each row may choose."""
     told = masks.masks(rows)
     assert not told.refused
-    forbidden = forbidden_tokens(told.bits, VOCAB_SIZE, CPU)
-    assert forbidden.shape == (len(rows), VOCAB_SIZE)
-    return [set((~forbidden[told.rows[r.sequence_id]]).nonzero()[:, 0].tolist()) for r in rows]
+    away = forbidden(told.words, VOCAB_SIZE)
+    assert away.shape == (len(rows), VOCAB_SIZE)
+    return [set((~away[told.rows[r.sequence_id]]).nonzero()[:, 0].tolist()) for r in rows]
 
 
 def tokens(text: str) -> set[int]:
@@ -178,14 +177,3 @@ def test_without_a_tokenizer_a_constraint_is_refused_not_ignored() -> None:
     assert told.refused[0][0] == 1
     with pytest.raises(PagewireError, match="skip-tokenizer-init"):
         compiler.matcher(StructuredOutput(regex="a"))
-
-
-def test_bits_unpack_alike_for_every_device() -> None:
-    bits = np.random.default_rng(0).integers(0, 2**32, (3, 9), dtype=np.uint32)
-    expected = [[not (int(word) >> bit) & 1 for word in line for bit in range(32)] for line in bits]
-    for vocab_size in (1, 31, 257, 288):
-        here = forbidden_tokens(bits, vocab_size, CPU)
-        assert here.tolist() == [line[:vocab_size] for line in expected]
-        on_a_gpu = forbidden_tokens(bits, vocab_size, torch.device("meta"))
-        assert on_a_gpu.shape == here.shape
-        assert on_a_gpu.dtype == here.dtype

@@ -1,0 +1,183 @@
+"""Masks are made while the model computes the logits that they are for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewire.sampling_params import SamplingParams
+from pagewire.structured_output import StructuredOutput
+from pagewire_engine.grammar_matcher import Matcher
+from pagewire_engine.models.base import CausalLM
+from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
+from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.worker.cache_engine import CacheEngine
+from pagewire_engine.worker.model_runner import ModelRunner
+from pagewire_kernels.attention import load_attention_backend
+from tests.fakes.fake_engine_client import byte_tokenizer
+from tests.fakes.step_driver import CPU, load
+from tests.fakes.tiny_models import VOCAB_SIZE
+
+EOS = 258
+PROMPT = [5, 6, 7, 8]
+HELD = SamplingParams(
+    temperature=2.0, structured_output=StructuredOutput(regex="[a-z]{30}"), max_tokens=40
+)
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def model(tiny_llama: Path) -> CausalLM:
+    return load(tiny_llama)[0]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    files = {"tokenizer.json": byte_tokenizer().to_str().encode()}
+    compiler = GrammarCompiler(lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    yield compiler
+    compiler.close()
+
+
+def _runner(model: CausalLM, compiler: GrammarCompiler) -> ModelRunner:
+    return ModelRunner(
+        model,
+        CacheEngine(model.kv_shape, 32, 4, torch.float32, CPU),
+        load_attention_backend("torch", CPU, model.kv_shape.head_dim),
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=[EOS],
+        device=CPU,
+        grammars=compiler,
+    )
+
+
+def _first_step(*rows: int) -> StepPlan:
+    new = [NewSequence(row, 0, row, PROMPT, [], HELD) for row in rows]
+    parts = [ScheduledSequence(row, 0, 4, 0, [2 * row, 2 * row + 1], (row,)) for row in rows]
+    return StepPlan(1, new, parts)
+
+
+def _tokens(runner: ModelRunner, rows: tuple[int, ...], steps: range) -> list[list[int]]:
+    """The tokens of decode steps."""
+    told = []
+    for step in steps:
+        parts = [ScheduledSequence(row, 4 + step, 1, 2, [], (row,)) for row in rows]
+        told.append([t.token_id for t in runner.execute(StepPlan(2, [], parts)).sampled])
+    return told
+
+
+def test_neither_waits_for_the_other_to_end(
+    model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_masks, in_model = threading.Event(), threading.Event()
+    fill, forward = Matcher.fill_timed, model.forward
+
+    def fill_beside(*args: Any) -> None:
+        in_masks.set()
+        assert in_model.wait(DEADLINE_S), "the masks were made before the forward pass"
+        fill(*args)
+
+    def forward_beside(*args: Any) -> Any:
+        in_model.set()
+        assert in_masks.wait(DEADLINE_S), "the masks were to be made after the forward pass"
+        return forward(*args)
+
+    monkeypatch.setattr(Matcher, "fill_timed", fill_beside)
+    monkeypatch.setattr(model, "forward", forward_beside)
+    result = _runner(model, compiler).execute(_first_step(1, 2))
+    assert [token.sequence_id for token in result.sampled] == [1, 2]
+
+
+def test_a_failed_forward_pass_leaves_no_mask_in_the_making_and_can_be_run_again(
+    model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected_runner, runner = _runner(model, compiler), _runner(model, compiler)
+    expected_runner.execute(_first_step(1, 2))
+    expected = _tokens(expected_runner, (1, 2), range(3))
+    runner.execute(_first_step(1, 2))
+    failed, filling = threading.Event(), threading.Event()
+    fill = Matcher.fill_timed
+
+    def slow_fill(*args: Any) -> None:
+        filling.set()
+        assert failed.wait(DEADLINE_S)
+        fill(*args)
+        filling.clear()
+
+    def broken(*args: Any) -> Any:
+        assert filling.wait(DEADLINE_S)
+        failed.set()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Matcher, "fill_timed", slow_fill)
+        patch.setattr(model, "forward", broken)
+        with pytest.raises(MemoryError):
+            _tokens(runner, (1, 2), range(1))
+    assert not filling.is_set(), "a mask was being made when the step was over"
+    assert _tokens(runner, (1, 2), range(3)) == expected
+
+
+def test_who_is_forgotten_and_comes_again_goes_on_as_before(
+    model: CausalLM, compiler: GrammarCompiler
+) -> None:
+    """An abort of one, and a preemption of the other, between steps."""
+    expected_runner, runner = _runner(model, compiler), _runner(model, compiler)
+    first = expected_runner.execute(_first_step(1, 2)).sampled
+    expected = _tokens(expected_runner, (1, 2), range(3))
+    runner.execute(_first_step(1, 2))
+    assert _tokens(runner, (1, 2), range(1)) == expected[:1]
+    past = [first[1].token_id, expected[0][1]]
+    again = NewSequence(2, 0, 2, PROMPT, past, HELD)
+    whole = ScheduledSequence(2, 0, len(PROMPT) + len(past), 0, [10, 11], (2,))
+    result = runner.execute(StepPlan(3, [again], [whole], forgotten=[1, 2]))
+    assert [token.token_id for token in result.sampled] == [expected[1][1]]
+
+
+def test_what_goes_wrong_with_a_mask_fails_the_step(
+    model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Matcher, "fill_timed", broken)
+    with pytest.raises(ZeroDivisionError):
+        _runner(model, compiler).execute(_first_step(1))
+
+
+def test_who_asks_for_masks_makes_those_that_are_left(
+    model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread beside the step gets a CPU only where the model leaves one."""
+    expected = [t.token_id for t in _runner(model, compiler).execute(_first_step(1, 2, 3)).sampled]
+    here, fill = threading.get_native_id(), Matcher.fill_timed
+    makers: list[int] = []
+    others_began, made_here = threading.Event(), threading.Event()
+
+    def fill_where(*args: Any) -> None:
+        makers.append(threading.get_native_id())
+        if makers[-1] == here:
+            fill(*args)
+            if makers.count(here) == 2:
+                made_here.set()
+            return
+        others_began.set()
+        assert made_here.wait(DEADLINE_S), "the others were left to the thread beside the step"
+        fill(*args)
+
+    forward = model.forward
+
+    def forward_after(*args: Any) -> Any:
+        assert others_began.wait(DEADLINE_S)
+        return forward(*args)
+
+    monkeypatch.setattr(Matcher, "fill_timed", fill_where)
+    monkeypatch.setattr(model, "forward", forward_after)
+    result = _runner(model, compiler).execute(_first_step(1, 2, 3))
+    assert [token.token_id for token in result.sampled] == expected
+    assert (makers.count(here), len(makers)) == (2, 3)
