@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -229,6 +230,8 @@ class AnswerParser:
             self._tools = format_.tool_parser(
                 format_.use.callable_tools, format_.hidden, format_.make_call_id
             )
+        # Of the last call, as far as they have come.
+        self._arguments: list[str] = []
 
     def apply(self, delta: TextDelta) -> None:
         """Makes a delta of text one of reasoning, text and calls."""
@@ -250,8 +253,25 @@ class AnswerParser:
             delta.text += last_text
             calls = _joined(calls, last_calls)
         delta.tool_calls = calls if self._parallel else [call for call in calls if not call.index]
-        if delta.finish_reason is FinishReason.STOP and self._tools.num_calls:
+        for call in delta.tool_calls:
+            if call.name:
+                self._arguments.clear()
+            self._arguments.append(call.arguments)
+        if (
+            delta.finish_reason is FinishReason.STOP
+            and self._tools.num_calls
+            # A stop string or token of the client's may have cut the call: it is none to be made.
+            and (delta.stop_reason is None or _is_json("".join(self._arguments)))
+        ):
             delta.finish_reason = FinishReason.TOOL_CALLS
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _joined(before: list[ToolCallDelta], after: list[ToolCallDelta]) -> list[ToolCallDelta]:

@@ -172,6 +172,41 @@ async def test_the_answer_comes_back_as_calls(
     assert [piece["function"]["name"] for piece in pieces if "id" in piece] == [c[0] for c in calls]
 
 
+@pytest.mark.parametrize(
+    ("stop", "arguments", "reason"),
+    [
+        ("cation", '{"lo', "stop"),
+        ('"}', '{"location": "Zürich', "stop"),
+        ("never", ARGUMENTS, "tool_calls"),
+    ],
+)
+async def test_a_call_that_a_stop_string_cut_is_not_told_as_one_to_be_made(
+    stop: str, arguments: str, reason: str
+) -> None:
+    for streamed in (False, True):
+        _, body = await ask(replying(ARGUMENTS), tool_choice=NAMED, stop=stop, stream=streamed)
+        if streamed:
+            choices = [event["choices"][0] for event in body[:-1]]
+            calls = [call for each in choices for call in each["delta"].get("tool_calls", ())]
+            told = "".join(call["function"]["arguments"] for call in calls)
+            answer = choices[-1]
+        else:
+            (answer,) = body["choices"]
+            (call,) = answer["message"]["tool_calls"]
+            told = call["function"]["arguments"]
+        assert told == arguments
+        assert answer["finish_reason"] == reason
+        assert answer["stop_reason"] == (stop if reason == "stop" else None)
+
+
+async def test_a_stop_string_behind_a_whole_call_leaves_it_one() -> None:
+    client = replying(ARGUMENTS + " \n\n")
+    _, body = await ask(client, tool_choice=NAMED, stop="\n\n")
+    (answer,) = body["choices"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["stop_reason"] == "\n\n"
+
+
 async def test_grpc_demands_calls_too() -> None:
     client = replying(ARGUMENTS)
     async with running_frontend(client) as server, grpc_stub(server) as stub:
