@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
@@ -17,21 +18,41 @@ from pydantic import (
 from pagewire.logs import LogFormat
 from pagewire.settings import check_host_port, check_url
 
-ToolCallParserName = Literal[
-    "auto",
-    "none",
-    "deepseek",
-    "firefunction",
-    "functionary",
-    "glm45",
-    "hermes",
-    "llama3_json",
-    "mistral",
-    "pythonic",
-    "qwen3_coder",
-    "seed_oss",
+# What other servers call gpt-oss's format.
+_HARMONY = frozenset(("harmony", "openai", "openai_gptoss", "gpt_oss", "gpt-oss"))
+
+
+def _not_harmony(name: Any) -> Any:
+    if isinstance(name, str) and name.lower() in _HARMONY:
+        raise ValueError(
+            "pagewire does not take Harmony apart, the format of gpt-oss's models, of which its "
+            "engine has none: serve another model and leave this at auto, or set none and read "
+            "answers as the model wrote them"
+        )
+    return name
+
+
+ToolCallParserName = Annotated[
+    Literal[
+        "auto",
+        "none",
+        "deepseek",
+        "firefunction",
+        "functionary",
+        "glm45",
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "pythonic",
+        "qwen3_coder",
+        "seed_oss",
+    ],
+    BeforeValidator(_not_harmony),
 ]
-ReasoningParserName = Literal["auto", "none", "think", "seed_oss", "mistral", "granite"]
+ReasoningParserName = Annotated[
+    Literal["auto", "none", "think", "seed_oss", "mistral", "granite"],
+    BeforeValidator(_not_harmony),
+]
 
 
 class FrontendConfig(BaseModel):

@@ -4,9 +4,10 @@ at the beginning of a pattern excludes."""
 from __future__ import annotations
 
 import re
-import re._parser as _parser  # type: ignore[import-not-found]  # `sre_parse` until Python 3.10
 from collections.abc import Iterable
 from typing import Any
+
+from pagewire_engine.json_schemas.pattern_sizes import Sizes, pattern_sizes
 
 _ANY = r"[\s\S]"
 # Literal text of a pattern: plain characters, and escaped punctuation.
@@ -20,7 +21,6 @@ _LOOK_AHEAD = re.compile(
 )
 _FIRST_CLASS = re.compile(r"\^\[(\^?)((?:\\.|[^\]\\\[])+)\](?![*?]|\{0?,|\{0\})")
 _ANCHORED_END = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
-_UNBOUNDED = 1 << 20
 _MOST_CHARACTERS = 4096
 
 
@@ -95,16 +95,14 @@ def other_beginnings(pattern: str) -> str | None:
     return f"^[{'' if found[1] else '^'}{found[2]}]"
 
 
-def sizes_of(pattern: str) -> tuple[int, int | None] | None:
+def sizes_of(pattern: str) -> Sizes | None:
     """How many characters a text has at least and at most that an anchored pattern matches; None
     for a pattern that may be found within a longer text, or that Python does not read."""
     if not (pattern.startswith("^") and _ANCHORED_END.search(pattern)) or _is_alternatives(pattern):
         return None
-    try:
-        least, most = _parser.parse(pattern).getwidth()
-    except (re.error, OverflowError, RecursionError):
+    if not _is_read(pattern):
         return None
-    return least, None if most >= _UNBOUNDED else most
+    return pattern_sizes(pattern)
 
 
 def without_look_aheads(pattern: str) -> list[str] | None:
@@ -164,6 +162,15 @@ def matches(pattern: str, text: str) -> bool | None:
         return re.search(pattern, text) is not None
     except (re.error, OverflowError, RecursionError):
         return None
+
+
+def _is_read(pattern: str) -> bool:
+    """Whether Python reads it."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def _is_alternatives(pattern: str) -> bool:
