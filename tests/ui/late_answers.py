@@ -4,18 +4,24 @@ it, and in the order it wants."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from playwright.sync_api import Page
 
-# Of events that need no queue. Each is sent, and answered, at once.
-_HOLD = """() => {
+# Of events that need no queue: each is sent, and answered, at once.
+_ANSWERS = "/gradio_api/run/"
+# Of events that stream: they are not even sent.
+_QUESTIONS = "/gradio_api/queue/join"
+_HOLD = """([path, unsent]) => {
   const real = window.fetch;
   window.held = [];
   window.fetch = async (...asked) => {
+    const held = window.held && String(asked[0]?.url ?? asked[0]).includes(path);
+    const wait = () =>
+      new Promise((resolve) => window.held ? window.held.push(resolve) : resolve());
+    if (held && unsent) await wait();
     const answer = await real(...asked);
-    if (window.held && String(asked[0]?.url ?? asked[0]).includes("/gradio_api/run/"))
-      await new Promise((resolve) => window.held.push(resolve));
+    if (held && !unsent) await wait();
     return answer;
   };
   window.holdNoMore = () => {
@@ -35,7 +41,7 @@ _LET_GO = """async (lastFirst) => {
 
 
 class LateAnswers:
-    """Answers to the page's events, which are held."""
+    """Answers to the page's events, or the events themselves, which are held."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -49,10 +55,19 @@ class LateAnswers:
         self._page.evaluate(_LET_GO, last_first)
 
 
-@contextmanager
-def late_answers(page: Page) -> Iterator[LateAnswers]:
+def late_answers(page: Page) -> AbstractContextManager[LateAnswers]:
     """Holds all answers until they are let go; at the end nothing is held any more."""
-    page.evaluate(_HOLD)
+    return _held(page, _ANSWERS, unsent=False)
+
+
+def late_questions(page: Page) -> AbstractContextManager[LateAnswers]:
+    """Holds what is asked of a model, on its way to the page's server."""
+    return _held(page, _QUESTIONS, unsent=True)
+
+
+@contextmanager
+def _held(page: Page, path: str, *, unsent: bool) -> Iterator[LateAnswers]:
+    page.evaluate(_HOLD, [path, unsent])
     try:
         yield LateAnswers(page)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import gradio as gr
 from pagewire_ui.assets import scripted
 from pagewire_ui.chat_client import ChatClient, ChatProgress
 from pagewire_ui.settings_panel import SettingsPanel, read
+from pagewire_ui.stop_signals import StopSignals
 from pagewire_ui.token_values import with_alternatives
 
 _ROLES = ("user", "assistant")
@@ -19,12 +19,11 @@ Value = dict[str, Any]
 
 class ChatTab:
     """Answers the events of the conversation; one object serves all visitors, and keeps nothing of
-    theirs but the stop signal of an answer that is on its way."""
+    theirs but the stop signals of answers that are on their way."""
 
     def __init__(self, client: ChatClient) -> None:
         self._client = client
-        # By Gradio's session and the answer's own id.
-        self._running: dict[tuple[str, str], asyncio.Event] = {}
+        self._signals = StopSignals()
 
     def build(self, panel: SettingsPanel, private: dict[str, Any]) -> None:
         """Builds the tab's content, inside a `gr.Tab`.
@@ -61,8 +60,7 @@ class ChatTab:
             }
             return
         about = {"answer": answer_id, "model": settings.model}
-        key = (request.session_hash or "", answer_id)
-        stop = self._running[key] = asyncio.Event()
+        stop = self._signals.begun(request.session_hash, answer_id)
         answers = self._client.answer(turns, settings, stop)
         try:
             yield {**progress_value(ChatProgress()), **about, "settings": values}
@@ -70,17 +68,14 @@ class ChatTab:
                 yield {**progress_value(progress), **about}
         finally:
             await answers.aclose()  # type: ignore[attr-defined]  # an async generator
-            self._running.pop(key, None)
+            self._signals.ended(request.session_hash, answer_id)
 
     async def _halt(self, event: gr.EventData, request: gr.Request) -> None:
-        if stop := self._running.get((request.session_hash or "", str(event.answer))):
-            stop.set()
+        self._signals.stop(request.session_hash, str(event.answer))
 
     async def leave(self, request: gr.Request) -> None:
         """Ends the answers of a page that was closed."""
-        for (session, _), stop in list(self._running.items()):
-            if session == request.session_hash:
-                stop.set()
+        self._signals.stop_all(request.session_hash)
 
 
 def turns_of(value: Any) -> list[tuple[str, str]]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import gradio as gr
 
-from pagewire_ui.assets import scripted
+from pagewire_ui.assets import imported, scripted
 from pagewire_ui.chat_client import ChatClient, ChatProgress, ChatSettings
 from pagewire_ui.chat_tab import progress_value
 from pagewire_ui.settings_panel import SettingsPanel, read
+from pagewire_ui.stop_signals import StopSignals
 
 LABEL = "Compare"
 _SIDES = ("left", "right")
@@ -29,8 +30,7 @@ class CompareTab:
 
     def __init__(self, client: ChatClient) -> None:
         self._client = client
-        # The stop signal of the answers that are on their way, by Gradio's session.
-        self._running: dict[str, asyncio.Event] = {}
+        self._signals = StopSignals()
 
     def build(self, panel: SettingsPanel, private: dict[str, Any]) -> None:
         """Builds the tab.
@@ -64,31 +64,45 @@ class CompareTab:
                 ask = gr.Button("Ask both", variant="primary", size="sm", elem_id="compare-ask")
                 stop = gr.Button("Stop", size="sm", elem_id="compare-stop")
             answers = scripted("compare", elem_id="compare-answers")
+            number = gr.JSON(visible=False)
         self.models = [left, right]
         self.opened = tab.select
+        given = ", ".join(f"input{index}" for index in range(3 + len(panel.components)))
         gr.on(
             [ask.click, question.submit],
             self._ask,
-            inputs=[question, left, right, *panel.components],
+            inputs=[number, question, left, right, *panel.components],
             outputs=[answers],
+            js=imported(f"[latest.next('compare'), {given}]", f"_, {given}", "latest"),
             concurrency_limit=None,
-            trigger_mode="once",
+            # Another question ends the answers to the one before.
+            trigger_mode="multiple",
             **private,
         )
-        stop.click(self.leave, queue=False, **private)
+        stop.click(
+            self._stop,
+            [number],
+            js=imported("[latest.last('compare')]", "_", "latest"),
+            queue=False,
+            trigger_mode="multiple",
+            **private,
+        )
 
     async def _ask(
-        self, request: gr.Request, question: str, left: str, right: str, *inputs: Any
+        self, request: gr.Request, number: int, *inputs: Any
     ) -> AsyncIterator[dict[str, Any]]:
+        question, left, right, *values = inputs
+        session = request.session_hash
+        self._signals.stop_others(session, str(number))
         if not (question or "").strip():
-            yield {"error": "Write a question first."}
+            yield {"number": number, "error": "Write a question first."}
             return
         try:
-            settings = read(self._panel.values(inputs))
+            settings = read(self._panel.values(tuple(values)))
         except ValueError as error:
-            yield {"error": str(error)}
+            yield {"number": number, "error": str(error)}
             return
-        stop = self._running[request.session_hash or ""] = asyncio.Event()
+        stop = self._signals.begun(session, str(number))
         models = dict(zip(_SIDES, (left or "", right or ""), strict=True))
         latest = dict.fromkeys(_SIDES, ChatProgress())
         news = asyncio.Event()
@@ -104,7 +118,7 @@ class CompareTab:
         ]
         try:
             while True:
-                yield {
+                yield {"number": number} | {
                     side: {**progress_value(latest[side]), "model": models[side] or "base model"}
                     for side in _SIDES
                 }
@@ -118,10 +132,11 @@ class CompareTab:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._running.get(request.session_hash or "") is stop:
-                del self._running[request.session_hash or ""]
+            self._signals.ended(session, str(number))
+
+    async def _stop(self, request: gr.Request, number: int) -> None:
+        self._signals.stop(request.session_hash, str(number))
 
     async def leave(self, request: gr.Request) -> None:
-        """Ends the answers of a page that is closed, or whose visitor wants no more of them."""
-        if stop := self._running.get(request.session_hash or ""):
-            stop.set()
+        """Ends the answers of a page that is closed."""
+        self._signals.stop_all(request.session_hash)

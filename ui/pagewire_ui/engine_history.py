@@ -12,6 +12,7 @@ from pagewire.v1 import engine_pb2
 # Moments that are kept: five minutes of one a second.
 MAX_MOMENTS = 300
 # Between two moments further apart nobody looked; nothing is drawn there.
+_MIN_GAP_S = 1e-3
 _MAX_GAP_S = 5.0
 
 
@@ -115,4 +116,4 @@ def _rates(moments: Sequence[Moment], totals: Sequence[int]) -> Series:
 
 
 def _follows(before: Moment, after: Moment) -> bool:
-    return before.epoch == after.epoch and 0 < after.at_s - before.at_s <= _MAX_GAP_S
+    return before.epoch == after.epoch and _MIN_GAP_S <= after.at_s - before.at_s <= _MAX_GAP_S

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 
 from pagewire.v1 import engine_pb2
 from pagewire_ui import engine_charts
@@ -55,6 +57,7 @@ def test_the_history_is_bounded() -> None:
         max_size=20,
     )
 )
+@example([(0.0, 0, 0, 0), (sys.float_info.min, 3, 0, 0)])
 def test_whatever_the_counters_do_it_is_drawn_within_the_picture(
     steps: list[tuple[float, int, int, int]],
 ) -> None:

@@ -40,6 +40,7 @@ class ChatRoom {
     this.conversation = (id && store.load(id)) || store.emptyConversation();
     if (id !== this.conversation.id) store.current.set(this.conversation.id);
     else this.open(id);
+    this.composer.restore();
     this.composer.area.focus({ preventScroll: true });
     // The tabs above take one line, or more on a phone.
     const measure = () => {

@@ -38,9 +38,12 @@ export function mount(element, { props, watch }) {
   const problem = el("div", { class: "problem", role: "alert", hidden: true });
   const both = el("div", { class: "pw-sides", hidden: true }, sides.left.node, sides.right.node);
   element.replaceChildren(problem, both);
+  let shown = 0;
   watch("value", () => {
     const value = props.value;
-    if (!value) return;
+    // What is left of the answers to an earlier question comes late, or never.
+    if (!value || value.number < shown) return;
+    shown = value.number;
     problem.hidden = !value.error;
     problem.textContent = value.error ?? "";
     if (value.error) return;

@@ -1,6 +1,7 @@
 // The box that messages are written in, with files beside the text.
 
 import { el, icon, iconButton, readText, size } from "./dom.js";
+import { draft } from "./store.js";
 
 const MAX_FILE_BYTES = 256_000;
 const MAX_FILES = 8;
@@ -16,7 +17,7 @@ export class Composer {
       rows: "1",
       "aria-label": "Message",
       placeholder: innerWidth < 640 ? "Message the model" : "Message the model. Enter sends, Shift+Enter makes a new line.",
-      oninput: () => this.fit(),
+      oninput: () => this.written(),
       onkeydown: (event) => this.key(event),
       onpaste: (event) => event.clipboardData.files.length && this.take(event, event.clipboardData.files),
     });
@@ -58,6 +59,12 @@ export class Composer {
     );
   }
 
+  /** Puts in what was written before the page was loaded anew. */
+  restore() {
+    if (!this.area.value) this.area.value = draft.get();
+    this.fit();
+  }
+
   /** Shows whether an answer is on its way. */
   setBusy(busy) {
     this.busy = busy;
@@ -70,7 +77,7 @@ export class Composer {
     this.area.value = text;
     this.attachments = [...attachments];
     this.draw();
-    this.fit();
+    this.written();
     this.area.focus();
   }
 
@@ -85,7 +92,7 @@ export class Composer {
     this.area.value = "";
     this.attachments = [];
     this.draw();
-    this.fit();
+    this.written();
     this.handlers.send(text, attachments);
   }
 
@@ -135,6 +142,11 @@ export class Composer {
         ),
       ),
     );
+  }
+
+  written() {
+    draft.set(this.area.value);
+    this.fit();
   }
 
   fit() {

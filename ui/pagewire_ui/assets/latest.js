@@ -11,6 +11,11 @@ export function next(kind) {
   return number;
 }
 
+/** The number of the last question of this kind. */
+export function last(kind) {
+  return asked.get(kind) ?? 0;
+}
+
 /** Whether an answer with this number tells something new; true once for each. */
 export function isNew(kind, number) {
   if (number <= (taken.get(kind) ?? 0)) return false;

@@ -122,6 +122,18 @@ export const current = {
   },
 };
 
+/** The message that this tab's person has begun to write; kept over a reload, by whoever. */
+export const draft = {
+  get: () => sessionStorage.getItem("pagewire.draft") ?? "",
+  set(text) {
+    try {
+      sessionStorage.setItem("pagewire.draft", text);
+    } catch {
+      sessionStorage.removeItem("pagewire.draft"); // no room for so much
+    }
+  },
+};
+
 /** The text of an export file. */
 export function exported(conversations) {
   return JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1);

@@ -21,9 +21,11 @@ export function tokensView(tokens, label, total = tokens.length) {
   if (total > shown.length) view.append(el("p", { class: "pw-more" }, `… and ${total - shown.length} more tokens, which are not drawn.`));
   const root = el("div", { class: "pw-token-view" }, view, card);
   let pinned = null;
+  let shownOf = null;
   const look = (target, pin) => {
     const button = target.closest?.("[data-token]");
-    if (!button || (pinned && !pin)) return;
+    if (!button || (!pin && (pinned || (button === shownOf && !card.hidden)))) return;
+    shownOf = button;
     pinned?.classList.remove("pinned");
     pinned = pin && pinned !== button ? button : null;
     pinned?.classList.add("pinned");
@@ -31,7 +33,8 @@ export function tokensView(tokens, label, total = tokens.length) {
     card.hidden = false;
     place(card, button);
   };
-  view.addEventListener("mouseover", (event) => look(event.target, false));
+  // Not mouseover: that comes too when the page moves beneath a mouse that rests, while somebody goes on by the keyboard.
+  view.addEventListener("mousemove", (event) => look(event.target, false));
   view.addEventListener("focusin", (event) => look(event.target, false));
   view.addEventListener("click", (event) => look(event.target, true));
   view.addEventListener("keydown", move);
