@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
 
-from pagewire.errors import FailedPreconditionError
+from pagewire.errors import FailedPreconditionError, UnavailableError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import engine_pb2
 from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
-from tests.e2e.wire_peer import collect
+from tests.e2e.wire_peer import collect, wait_until_async
 from tests.fakes.fake_adapters import write_fake_adapter
 from tests.fakes.fake_engine import FakeEngineProcess
 
@@ -59,5 +60,31 @@ async def test_a_request_goes_on_with_its_adapter_in_another_life(
             assert (later == expected) is not changed
             listed = (await client.list_adapters()).adapters
             assert (listed[0].version == version) is not changed
+        finally:
+            await client.close()
+
+
+async def test_a_load_that_the_engine_did_not_survive_is_told_and_can_be_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    write_fake_adapter(tmp_path / "a", "old")
+    config = {"enable_lora": True, "lora_dir": str(tmp_path)}
+    with FakeEngineProcess(config) as engine:
+        client = RemoteEngineClient(engine.target)
+        await client.start()
+        try:
+            engine.signal(signal.SIGSTOP)
+            loading = asyncio.create_task(_load(client))
+            await asyncio.sleep(0.2)
+            engine.kill()
+            with pytest.raises(UnavailableError):
+                await asyncio.wait_for(loading, 60)
+            await wait_until_async(lambda: not client.ready, "the client notices")
+            await asyncio.to_thread(engine.start)
+            await wait_until_async(lambda: client.ready, "it is back")
+            # Nobody was told that it is there, so that it is not.
+            assert not (await client.list_adapters()).adapters
+            await _load(client)
+            assert (await collect(await client.submit(_request("r", 4)))).finished
         finally:
             await client.close()

@@ -187,6 +187,21 @@ async def test_a_draining_engine_hands_its_streams_to_its_successor(
     assert_same(await asyncio.wait_for(running.results, 60), await undisturbed())
 
 
+async def test_streams_go_on_exactly_after_the_engine_was_killed_while_it_drained(
+    engine: FakeEngineProcess, client: RemoteEngineClient
+) -> None:
+    epoch = client.model_info.epoch
+    running = Running(client)
+    await running.begun()
+    with WirePeer(engine.target) as operator:
+        drain = engine_pb2.DrainRequest(timeout_s=0.1)
+        assert (await asyncio.to_thread(operator.stub.Drain, drain, timeout=30)).unfinished > 0
+    engine.kill()
+    await asyncio.to_thread(engine.start)
+    assert_same(await asyncio.wait_for(running.results, 60), await undisturbed())
+    assert client.model_info.epoch != epoch
+
+
 async def test_nothing_is_lost_while_the_engine_stands_still(
     engine: FakeEngineProcess, client: RemoteEngineClient, caplog: pytest.LogCaptureFixture
 ) -> None:

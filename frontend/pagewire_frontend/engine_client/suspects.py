@@ -19,9 +19,9 @@ from pagewire_frontend.engine_client.session import WireSession
 _logger = logging.getLogger(__name__)
 
 SUSPICIOUS_DEATHS = 2
-# The step that killed an engine comes again within a few tokens of what was received before: those of
-# eight frames on their way, of the step that killed it, and of one launched ahead. Within more of
-# them where we lagged behind the engine.
+# The step that killed an engine comes again within a few tokens of what was received before: those
+# of eight frames on their way, of the step that killed it, and of one launched ahead. Within more
+# of them where we lagged behind the engine.
 _UNSEEN_TOKENS = 10
 _UNSEEN_BY_A_LAGGARD = 64
 # It is not even suspected where it has come past that by far.
