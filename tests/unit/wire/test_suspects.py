@@ -92,7 +92,7 @@ async def test_a_suspect_is_acquitted_once_it_has_come_past_the_point_of_death()
         asyncio.get_running_loop().call_soon(come_past)
 
     def come_past() -> None:
-        proven.mailbox.add_tokens(0, 0, [1] * 8)
+        proven.mailbox.add_tokens(0, 0, [1] * suspects_module._UNSEEN_TOKENS)
         proven.mailbox.wake()
 
     suspects = Suspects(place, 1.0)
@@ -151,7 +151,8 @@ def blamed(suspects: Suspects, *lives: LiveRequest) -> None:
 async def test_one_that_came_past_the_point_of_death_is_not_to_blame_for_that_death() -> None:
     suspects = Suspects(never, 1.0)
     busy, stuck = placed(), placed()
-    for tokens in ([1] * 32, [2] * 32, [3] * 32):
+    count = suspects_module._UNSEEN_TOKENS + suspects_module._HARMLESS_TOKENS
+    for tokens in ([1] * count, [2] * count, [3] * count):
         blamed(suspects, busy, stuck)
         busy.mailbox.add_tokens(0, busy.mailbox.num_tokens, tokens)
     assert busy not in suspects
@@ -201,7 +202,7 @@ async def test_one_that_has_come_through_its_trial_is_cleared_by_another_s_convi
     async def place(live: LiveRequest) -> None:
         live.session = live.accepted_in = MagicMock()
         if live is proven:
-            live.mailbox.add_tokens(0, 0, [1] * 8)
+            live.mailbox.add_tokens(0, 0, [1] * suspects_module._UNSEEN_TOKENS)
         else:
             suspects.count_death(live, trial=live)
 
