@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,6 +14,7 @@ import torch
 
 from pagewire.errors import PagewireError
 from pagewire.sampling_params import SamplingParams
+from pagewire_engine.cpus import available_cpus
 from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.step import StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
@@ -24,7 +22,6 @@ from pagewire_engine.wind_down import WATCHED
 
 Bits = npt.NDArray[np.uint32]
 _WORD_BITS = 32
-_NICENESS = 19
 
 
 class ConstrainedRow(Protocol):
@@ -69,31 +66,39 @@ class Masks(NamedTuple):
 
 
 class MasksToCome:
-    """The masks of a step that is being computed. A thread beside the step makes one after the
-    other; whoever asks for them makes those that are left.
+    """The masks of a step that is being computed. A thread makes one after the other, and whoever
+    asks for them makes some too.
 
     Args:
         rows: N constrained ones.
         bits: uint32 [N, ceil(vocab_size / 32)], zeros.
         make: makes a row's mask, and tells why if it can't.
+        submit: lets a thread call something.
     """
 
-    __slots__ = ("_bits", "_left", "_make", "_reasons", "_rows", "made")
+    __slots__ = ("_bits", "_left", "_made", "_make", "_reasons", "_rows", "_submit")
 
     def __init__(
         self,
         rows: Sequence[ConstrainedRow],
         bits: Bits,
         make: Callable[[ConstrainedRow, Bits], str | None],
+        submit: Callable[[Callable[[], None]], Future[None]],
     ) -> None:
         self._rows = rows
         self._bits = bits
         self._make = make
         self._left = deque(range(len(rows)))
         self._reasons: list[str | None] = [None] * len(rows)
-        self.made: Future[None] | None = None
+        self._submit = submit
+        self._made: Future[None] | None = None
 
-    def make(self) -> None:
+    def begin(self) -> None:
+        """Lets the thread make them."""
+        if self._made is None:
+            self._made = self._submit(self._make_some)
+
+    def _make_some(self) -> None:
         """Makes what nobody else does."""
         while self._left:
             try:
@@ -105,14 +110,16 @@ class MasksToCome:
     def leave(self) -> None:
         """Begins none any more, and waits for the one that is being made."""
         self._left.clear()
-        if self.made is not None:
-            wait((self.made,))
+        if self._made is not None:
+            wait((self._made,))
 
     def result(self) -> Masks:
         """All of them. Raises what went wrong in making one."""
-        self.make()
-        if self.made is not None:
-            self.made.result()
+        if len(self._left) > 1:
+            self.begin()
+        self._make_some()
+        if self._made is not None:
+            self._made.result()
         rows = {row.sequence_id: index for index, row in enumerate(self._rows)}
         refused: list[tuple[int, str]] = []
         for row, reason in zip(self._rows, self._reasons, strict=True):
@@ -151,6 +158,7 @@ class GrammarMasks:
         self._eos_token_ids = tuple(eos_token_ids)
         self._progress: dict[int, _Progress] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self._cpus = available_cpus()
 
     def __len__(self) -> int:
         """Sequences that have a matcher."""
@@ -165,18 +173,20 @@ class GrammarMasks:
 
     @contextmanager
     def ahead(self, rows: Sequence[ConstrainedRow]) -> Iterator[MasksToCome]:
-        """Makes the masks while the caller computes what they are for, as far as that leaves a CPU
-        free. None is being made any more when the context is left, whatever was raised in it.
+        """Makes the masks while the caller computes what they are for, if that leaves a CPU free:
+        the threads of the model wait for one another some hundred times a step, and to interrupt
+        one of them for a mask holds up all. None is being made any more when the context is left,
+        whatever was raised in it.
 
         Args:
             rows: as for `masks`. Their outputs must not change within the context.
         """
         constrained = _constrained(rows)
-        masks = MasksToCome(constrained, self._no_masks(len(constrained)), self._make)
-        if constrained:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "grammar-masks", _give_way)
-            masks.made = self._thread.submit(masks.make)
+        masks = MasksToCome(
+            constrained, self._no_masks(len(constrained)), self._make, self._on_thread
+        )
+        if constrained and self._cpus > torch.get_num_threads():
+            masks.begin()
         try:
             yield masks
         finally:
@@ -206,6 +216,11 @@ class GrammarMasks:
             self._suspend_stops(bits[index], row)
             rows_of_bits[row.sequence_id] = index
         return Masks(rows_of_bits, bits, refused)
+
+    def _on_thread(self, call: Callable[[], None]) -> Future[None]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "grammar-masks")
+        return self._thread.submit(call)
 
     def _no_masks(self, rows: int) -> Bits:
         return np.zeros((rows, self._num_words), np.uint32)
@@ -246,13 +261,6 @@ class GrammarMasks:
             others[token_id // _WORD_BITS] &= ~np.uint32(1 << token_id % _WORD_BITS)
         if others.any():
             bits[:] = others
-
-
-def _give_way() -> None:
-    """Lets this thread have what others leave. The threads of the model wait for one another some
-    hundred times a step: to interrupt one of them for a mask holds up all."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _constrained(rows: Sequence[ConstrainedRow]) -> list[ConstrainedRow]:

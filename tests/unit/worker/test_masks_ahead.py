@@ -16,6 +16,7 @@ from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.worker import grammar_masks
 from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.model_runner import ModelRunner
 from pagewire_kernels.attention import load_attention_backend
@@ -29,6 +30,11 @@ HELD = SamplingParams(
     temperature=2.0, structured_output=StructuredOutput(regex="[a-z]{30}"), max_tokens=40
 )
 DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _free_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_masks, "available_cpus", lambda: torch.get_num_threads() + 1)
 
 
 @pytest.fixture
@@ -153,7 +159,6 @@ def test_what_goes_wrong_with_a_mask_fails_the_step(
 def test_who_asks_for_masks_makes_those_that_are_left(
     model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread beside the step gets a CPU only where the model leaves one."""
     expected = [t.token_id for t in _runner(model, compiler).execute(_first_step(1, 2, 3)).sampled]
     here, fill = threading.get_native_id(), Matcher.fill_timed
     makers: list[int] = []
@@ -181,3 +186,26 @@ def test_who_asks_for_masks_makes_those_that_are_left(
     result = _runner(model, compiler).execute(_first_step(1, 2, 3))
     assert [token.token_id for token in result.sampled] == expected
     assert (makers.count(here), len(makers)) == (2, 3)
+
+
+def test_where_the_model_has_all_cpus_masks_wait_for_it(
+    model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [t.token_id for t in _runner(model, compiler).execute(_first_step(1, 2, 3)).sampled]
+    monkeypatch.setattr(grammar_masks, "available_cpus", torch.get_num_threads)
+    order: list[str] = []
+    fill, forward = Matcher.fill_timed, model.forward
+
+    def fill_told(*args: Any) -> None:
+        order.append("mask")
+        fill(*args)
+
+    def forward_told(*args: Any) -> Any:
+        order.append("model")
+        return forward(*args)
+
+    monkeypatch.setattr(Matcher, "fill_timed", fill_told)
+    monkeypatch.setattr(model, "forward", forward_told)
+    result = _runner(model, compiler).execute(_first_step(1, 2, 3))
+    assert [token.token_id for token in result.sampled] == expected
+    assert order == ["model", "mask", "mask", "mask"]
