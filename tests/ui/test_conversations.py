@@ -78,6 +78,7 @@ def test_an_answer_is_drawn_as_markdown_and_nothing_in_it_runs(chat: Page) -> No
     expect(drawn.locator("strong")).to_have_text("bold")
     expect(drawn.locator("ol > li ul li")).to_have_text("nested")
     expect(drawn.locator("td.pw-right")).to_have_text("12.5")
+    expect(drawn.locator("td.pw-right")).to_have_css("text-align", "right")
     expect(drawn.locator("blockquote")).to_have_text("quoted")
     expect(drawn.locator(".pw-code-keyword").first).to_have_text("def")
     expect(drawn.locator("a").first).to_have_attribute("rel", "noopener noreferrer nofollow")

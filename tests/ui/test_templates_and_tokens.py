@@ -66,6 +66,18 @@ def test_the_preview_is_the_exact_prompt_with_its_control_tokens(editor: Page) -
     take_pictures(editor, "templates")
 
 
+def test_the_editor_is_as_tall_as_its_text_needs(editor: Page) -> None:
+    box = editor.locator("#template-editor .cm-editor")
+    # A line that is wrapped is no reason to make room for many like it.
+    write_template(editor, "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}" * 5)
+    expect(editor.locator("#template-problem")).to_be_empty()
+    short = box.evaluate("node => node.clientHeight")
+    assert short < 250
+    write_template(editor, "line\n" * 100)
+    expect(editor.locator("#prompt-count")).to_contain_text("499 tokens")
+    assert short < box.evaluate("node => node.clientHeight") <= 0.6 * 900 + 10
+
+
 def test_a_fault_is_shown_at_its_line_and_column(editor: Page) -> None:
     write_template(editor, "{{ bos_token }}\n  {% if %}")
     problem = editor.locator("#template-problem")
