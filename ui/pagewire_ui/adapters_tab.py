@@ -63,8 +63,12 @@ class AdaptersTab:
                         elem_id="adapter-base",
                     )
                     with gr.Row():
-                        load = gr.Button("Load", variant="primary", size="sm", elem_id="load")
-                        update = gr.Button("Update in place", size="sm", elem_id="update")
+                        load = gr.Button(
+                            "Load", variant="primary", size="sm", elem_id="load", min_width=80
+                        )
+                        update = gr.Button(
+                            "Update in place", size="sm", elem_id="update", min_width=80
+                        )
                 with gr.Column(min_width=280):
                     gr.HTML("<h2>Unload</h2>")
                     loaded = gr.Dropdown([], value=None, label="Adapter", elem_id="unload-name")

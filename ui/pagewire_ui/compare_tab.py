@@ -61,8 +61,10 @@ class CompareTab:
                 elem_id="compare-question",
             )
             with gr.Row(elem_classes="pw-buttons"):
-                ask = gr.Button("Ask both", variant="primary", size="sm", elem_id="compare-ask")
-                stop = gr.Button("Stop", size="sm", elem_id="compare-stop")
+                ask = gr.Button(
+                    "Ask both", variant="primary", size="sm", elem_id="compare-ask", min_width=80
+                )
+                stop = gr.Button("Stop", size="sm", elem_id="compare-stop", min_width=80)
             answers = scripted("compare", elem_id="compare-answers")
             number = gr.JSON(visible=False)
         self.models = [left, right]

@@ -93,22 +93,27 @@ class TemplatesTab:
         self._fault = gr.HTML("", elem_id="template-problem")
         with gr.Row():
             use = gr.Button(
-                "Use for this chat", size="sm", variant="primary", elem_id="use-template"
+                "Use for this chat",
+                size="sm",
+                variant="primary",
+                elem_id="use-template",
+                min_width=80,
             )
-            restore = gr.Button("Restore", size="sm", elem_id="restore-template")
+            restore = gr.Button("Restore", size="sm", elem_id="restore-template", min_width=80)
         with gr.Row():
             name = gr.Textbox(
                 show_label=False,
-                placeholder="Name to save it by",
+                placeholder="Name",
                 elem_id="template-name",
                 max_length=library.MAX_NAME,
                 container=False,
+                min_width=100,
             )
             save = gr.Button("Save", size="sm", elem_id="save-template", min_width=80)
             delete = gr.Button("Delete", size="sm", elem_id="delete-template", min_width=80)
         with gr.Row():
-            take_in = gr.Button("Import file", size="sm", elem_id="import-template")
-            export = gr.Button("Export file", size="sm", elem_id="export-template")
+            take_in = gr.Button("Import file", size="sm", elem_id="import-template", min_width=80)
+            export = gr.Button("Export file", size="sm", elem_id="export-template", min_width=80)
         note = gr.HTML("", elem_id="template-note")
         self._chosen, self._editor, self._note = chosen, editor, note
         choice = "templates.chose(chosen)", [chosen], [editor, name]
