@@ -30,19 +30,23 @@ inline void finish(const Linear& l, const FloatV<kWidth>* sums, int64_t token, i
   const int64_t column = panel * kPanel;
   const int64_t count = std::min<int64_t>(kPanel, l.outputs - column);
   float* out = l.output + token * l.output_stride + column;
-  alignas(64) float bias_tail[kPanel] = {}, out_tail[kPanel];
-  const float* bias = l.bias ? l.bias + column : bias_tail;
+  const float* bias = l.bias ? l.bias + column : nullptr;
+  const float* scales = l.scales ? l.scales + column : nullptr;
+  alignas(64) float bias_tail[kPanel], out_tail[kPanel];
   float* to = out;
   if (count < kPanel) {
-    if (l.bias) std::copy_n(bias, count, bias_tail);
+    if (bias) {
+      std::copy_n(bias, count, bias_tail);
+      bias = bias_tail;
+    }
     if (l.accumulate) std::copy_n(out, count, out_tail);
-    bias = bias_tail;
     to = out_tail;
   }
   for (int v = 0; v < 2; ++v) {
     const int at = v * kWidth;
-    const auto scale = l.scales ? load<kWidth>(l.scales + column + at) : broadcast<kWidth>(1.0f);
-    FloatV<kWidth> sum = sums[v] * scale + load<kWidth>(bias + at);
+    FloatV<kWidth> sum = sums[v];
+    if (scales) sum = sum * load<kWidth>(scales + at);
+    if (bias) sum = sum + load<kWidth>(bias + at);
     if (l.accumulate) sum = load<kWidth>(to + at) + sum;
     store<kWidth>(to + at, sum);
   }

@@ -13,7 +13,8 @@ struct BFloat16Pairs {
   using Weight = bfloat16;
   using Input = bfloat16;
   using Sum = FloatV<W>;
-  static constexpr int64_t kMostPairs = int64_t{1} << 40;  // no need to cut
+  static constexpr bool kWhole = true;
+  static constexpr int64_t kMostPairs = int64_t{1} << 40;
 
   static float round(const float* in, int64_t count, bfloat16* out) {
     alignas(64) float tail[W] = {};

@@ -48,6 +48,7 @@ struct Int8Pairs {
   using Weight = int8_t;
   using Input = int16_t;
   using Sum = Int;
+  static constexpr bool kWhole = false;
   static constexpr int64_t kMostPairs = 256;  // 2 * 256 * 127 * 32767 < 2^31
 
   static float round(const float* in, int64_t count, int16_t* out) {

@@ -5,6 +5,7 @@
 // A `Kind` says what the pairs are:
 //   Weight, Input      element types; two inputs fill 32 bits
 //   Sum                a vector of W sums
+//   kWhole             whether one sum may take any depth, and needs no scale
 //   kMostPairs         of depth that one sum may take; sums of such stretches are added in fp32
 //   round(in, n, out)  rounds a stretch of inputs; returns what their sums must be multiplied by.
 //                      Writes whole vectors, with zeros behind the inputs
@@ -69,45 +70,67 @@ void round_inputs(const Linear& l, int64_t num_threads, Rounded<Kind>& rounded) 
   });
 }
 
-// ROWS tokens by PANELS panels; few tokens go through several panels together, so that there are
-// sums enough to keep the multipliers busy.
+template <typename Kind, int ROWS, int PANELS>
+using Sums = typename Kind::Sum[ROWS][PANELS][2];
+
+// Adds the products of pairs [first, last) of ROWS tokens and PANELS panels, which lie `size`
+// elements apart; few tokens go through several panels together, so that there are sums enough to
+// keep the multipliers busy.
+template <typename Kind, int ROWS, int PANELS>
+inline void add_pairs(const typename Kind::Weight* weights, int64_t size,
+                      const typename Kind::Input* inputs, int64_t stride, int64_t first,
+                      int64_t last, Sums<Kind, ROWS, PANELS>& sums) {
+  for (int64_t i = first; i < last; ++i) {
+    for (int p = 0; p < PANELS; ++p) {
+      const typename Kind::Weight* at = weights + p * size + i * 2 * kPanel;
+      // Few tokens wait for memory, and a panel is too short for the hardware to guess far ahead.
+      if constexpr (PANELS > 1) __builtin_prefetch(at + kAhead / sizeof(*at));
+      const auto left = Kind::load_weights(at);
+      const auto right = Kind::load_weights(at + kPanel);
+      for (int r = 0; r < ROWS; ++r) {
+        const auto x = Kind::broadcast(inputs + r * stride + 2 * i);
+        sums[r][p][0] = Kind::add(sums[r][p][0], left, x);
+        sums[r][p][1] = Kind::add(sums[r][p][1], right, x);
+      }
+    }
+  }
+}
+
+// ROWS tokens by PANELS panels.
 template <typename Kind, int ROWS, int PANELS>
 void multiply(const Linear& l, const Rounded<Kind>& rounded, int64_t token, int64_t panel) {
   const Stretches& cut = rounded.cut;
-  const int64_t size = cut.pairs * 2 * kPanel;
-  using Weight = typename Kind::Weight;
-  const auto* weights = static_cast<const Weight*>(l.panels) + panel * size;
-  const auto* inputs = rounded.values.data() + token * rounded.stride;
-  const float* scales = rounded.scales.data() + token * cut.count;
-  FloatV<W> sums[ROWS][PANELS][2] = {};
-  for (int64_t stretch = 0; stretch < cut.count; ++stretch) {
-    typename Kind::Sum whole[ROWS][PANELS][2] = {};
-    const int64_t first = stretch * cut.length, last = std::min(first + cut.length, cut.pairs);
-    for (int64_t i = first; i < last; ++i) {
-      for (int p = 0; p < PANELS; ++p) {
-        const Weight* at = weights + p * size + i * 2 * kPanel;
-        // Few tokens wait for memory, and a panel is too short for the hardware to guess far ahead.
-        if constexpr (PANELS > 1) __builtin_prefetch(at + kAhead / sizeof(Weight));
-        const auto left = Kind::load_weights(at);
-        const auto right = Kind::load_weights(at + kPanel);
-        for (int r = 0; r < ROWS; ++r) {
-          const auto x = Kind::broadcast(inputs + r * rounded.stride + 2 * i);
-          whole[r][p][0] = Kind::add(whole[r][p][0], left, x);
-          whole[r][p][1] = Kind::add(whole[r][p][1], right, x);
+  const int64_t size = cut.pairs * 2 * kPanel, stride = rounded.stride;
+  const auto* weights = static_cast<const typename Kind::Weight*>(l.panels) + panel * size;
+  const auto* inputs = rounded.values.data() + token * stride;
+  if constexpr (Kind::kWhole) {
+    // The registers hold all sums there are.
+    Sums<Kind, ROWS, PANELS> sums = {};
+    add_pairs<Kind, ROWS, PANELS>(weights, size, inputs, stride, 0, cut.pairs, sums);
+    for (int r = 0; r < ROWS; ++r) {
+      for (int p = 0; p < PANELS; ++p) finish(l, sums[r][p], token + r, panel + p);
+    }
+  } else {
+    const float* scales = rounded.scales.data() + token * cut.count;
+    FloatV<W> sums[ROWS][PANELS][2];
+    for (int64_t stretch = 0; stretch < cut.count; ++stretch) {
+      Sums<Kind, ROWS, PANELS> whole = {};
+      const int64_t first = stretch * cut.length;
+      add_pairs<Kind, ROWS, PANELS>(weights, size, inputs, stride, first,
+                                    std::min(first + cut.length, cut.pairs), whole);
+      for (int r = 0; r < ROWS; ++r) {
+        const FloatV<W> scale = broadcast<W>(scales[r * cut.count + stretch]);
+        for (int p = 0; p < PANELS; ++p) {
+          for (int v = 0; v < 2; ++v) {
+            const FloatV<W> scaled = __builtin_convertvector(whole[r][p][v], FloatV<W>) * scale;
+            sums[r][p][v] = stretch ? sums[r][p][v] + scaled : scaled;
+          }
         }
       }
     }
     for (int r = 0; r < ROWS; ++r) {
-      const FloatV<W> scale = broadcast<W>(scales[r * cut.count + stretch]);
-      for (int p = 0; p < PANELS; ++p) {
-        for (int v = 0; v < 2; ++v) {
-          sums[r][p][v] += __builtin_convertvector(whole[r][p][v], FloatV<W>) * scale;
-        }
-      }
+      for (int p = 0; p < PANELS; ++p) finish(l, sums[r][p], token + r, panel + p);
     }
-  }
-  for (int r = 0; r < ROWS; ++r) {
-    for (int p = 0; p < PANELS; ++p) finish(l, sums[r][p], token + r, panel + p);
   }
 }
 
