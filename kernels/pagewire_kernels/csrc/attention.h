@@ -91,13 +91,8 @@ thread_local Scratch scratch;
 template <int W>
 float softmax_tile(float* scores, float& best, float& total) {
   FloatV<W> top = load<W>(scores);
-  for (int i = W; i < kTile; i += W) {
-    const FloatV<W> x = load<W>(scores + i);
-    top = x > top ? x : top;
-  }
-  float tile_best = top[0];
-  for (int i = 1; i < W; ++i) tile_best = std::max(tile_best, top[i]);
-  const float new_best = std::max(best, tile_best);
+  for (int i = W; i < kTile; i += W) top = larger(load<W>(scores + i), top);
+  const float new_best = std::max(best, horizontal_max(top));
   if (new_best == kMinusInfinity) {  // nothing of this tile is visible to the row
     std::fill(scores, scores + kTile, 0.0f);
     return 1.0f;
@@ -108,7 +103,8 @@ float softmax_tile(float* scores, float& best, float& total) {
     store<W>(scores + i, weight);
     sum += weight;
   }
-  const float factor = best == kMinusInfinity ? 0.0f : std::exp(best - new_best);
+  const float factor =
+      best == new_best ? 1.0f : exp_negative<8>(broadcast<8>(best - new_best))[0];
   total = total * factor + horizontal_sum<W>(sum);
   best = new_best;
   return factor;

@@ -174,6 +174,23 @@ inline float horizontal_sum(FloatV<W> x) {
   return sum_lanes(x, x, x, x)[0];
 }
 
+template <typename Float>
+inline Float larger(Float a, Float b) {
+  return a > b ? a : b;
+}
+
+inline float horizontal_max(FloatV<8> x) {
+  const auto four = larger(__builtin_shufflevector(x, x, 0, 1, 2, 3),
+                           __builtin_shufflevector(x, x, 4, 5, 6, 7));
+  const auto two = larger(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+  return larger<float>(two[0], two[1]);
+}
+
+inline float horizontal_max(FloatV<16> x) {
+  return horizontal_max(larger(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+                               __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15)));
+}
+
 template <typename Mask>
 inline bool any(Mask mask) {
   uint64_t words[sizeof(Mask) / 8];
