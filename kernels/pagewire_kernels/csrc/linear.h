@@ -45,8 +45,9 @@ inline void finish(const Linear& l, const FloatV<kWidth>* sums, int64_t token, i
   for (int v = 0; v < 2; ++v) {
     const int at = v * kWidth;
     FloatV<kWidth> sum = sums[v];
-    if (scales) sum = sum * load<kWidth>(scales + at);
-    if (bias) sum = sum + load<kWidth>(bias + at);
+    const FloatV<kWidth> add = bias ? load<kWidth>(bias + at) : FloatV<kWidth>{};
+    // One multiply-add, with the same rounding wherever this is inlined.
+    sum = scales ? sum * load<kWidth>(scales + at) + add : sum + add;
     if (l.accumulate) sum = load<kWidth>(to + at) + sum;
     store<kWidth>(to + at, sum);
   }

@@ -112,7 +112,7 @@ void multiply(const Linear& l, const Rounded<Kind>& rounded, int64_t token, int6
     }
   } else {
     const float* scales = rounded.scales.data() + token * cut.count;
-    FloatV<W> sums[ROWS][PANELS][2];
+    FloatV<W> sums[ROWS][PANELS][2] = {};
     for (int64_t stretch = 0; stretch < cut.count; ++stretch) {
       Sums<Kind, ROWS, PANELS> whole = {};
       const int64_t first = stretch * cut.length;
@@ -122,8 +122,7 @@ void multiply(const Linear& l, const Rounded<Kind>& rounded, int64_t token, int6
         const FloatV<W> scale = broadcast<W>(scales[r * cut.count + stretch]);
         for (int p = 0; p < PANELS; ++p) {
           for (int v = 0; v < 2; ++v) {
-            const FloatV<W> scaled = __builtin_convertvector(whole[r][p][v], FloatV<W>) * scale;
-            sums[r][p][v] = stretch ? sums[r][p][v] + scaled : scaled;
+            sums[r][p][v] += __builtin_convertvector(whole[r][p][v], FloatV<W>) * scale;
           }
         }
       }
