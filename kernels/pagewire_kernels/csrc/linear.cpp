@@ -64,7 +64,7 @@ void multiply(const Linear& l, const T* weights, Inputs<PACKED> inputs, int64_t 
     }
   }
   for (int r = 0; r < ROWS; ++r) {
-    for (int p = 0; p < PANELS; ++p) finish(l, sums[r][p], token + r, panel + p);
+    for (int p = 0; p < PANELS; ++p) finish<false>(l, sums[r][p], token + r, panel + p);
   }
 }
 

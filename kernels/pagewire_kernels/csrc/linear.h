@@ -25,13 +25,13 @@ struct Linear {
   int64_t num_panels() const { return (outputs + kPanel - 1) / kPanel; }
 };
 
-// One token's finished outputs of one panel.
+// One token's finished outputs of one panel; SCALED: the weights have scales.
+template <bool SCALED>
 inline void finish(const Linear& l, const FloatV<kWidth>* sums, int64_t token, int64_t panel) {
   const int64_t column = panel * kPanel;
   const int64_t count = std::min<int64_t>(kPanel, l.outputs - column);
   float* out = l.output + token * l.output_stride + column;
   const float* bias = l.bias ? l.bias + column : nullptr;
-  const float* scales = l.scales ? l.scales + column : nullptr;
   alignas(64) float bias_tail[kPanel], out_tail[kPanel];
   float* to = out;
   if (count < kPanel) {
@@ -45,9 +45,13 @@ inline void finish(const Linear& l, const FloatV<kWidth>* sums, int64_t token, i
   for (int v = 0; v < 2; ++v) {
     const int at = v * kWidth;
     FloatV<kWidth> sum = sums[v];
-    const FloatV<kWidth> add = bias ? load<kWidth>(bias + at) : FloatV<kWidth>{};
-    // One multiply-add, with the same rounding wherever this is inlined.
-    sum = scales ? sum * load<kWidth>(scales + at) + add : sum + add;
+    if constexpr (SCALED) {
+      // One multiply-add, with the same rounding wherever this is inlined.
+      const FloatV<kWidth> add = bias ? load<kWidth>(bias + at) : FloatV<kWidth>{};
+      sum = sum * load<kWidth>(l.scales + column + at) + add;
+    } else if (bias) {
+      sum = sum + load<kWidth>(bias + at);
+    }
     if (l.accumulate) sum = load<kWidth>(to + at) + sum;
     store<kWidth>(to + at, sum);
   }

@@ -108,7 +108,7 @@ void multiply(const Linear& l, const Rounded<Kind>& rounded, int64_t token, int6
     Sums<Kind, ROWS, PANELS> sums = {};
     add_pairs<Kind, ROWS, PANELS>(weights, size, inputs, stride, 0, cut.pairs, sums);
     for (int r = 0; r < ROWS; ++r) {
-      for (int p = 0; p < PANELS; ++p) finish(l, sums[r][p], token + r, panel + p);
+      for (int p = 0; p < PANELS; ++p) finish<false>(l, sums[r][p], token + r, panel + p);
     }
   } else {
     const float* scales = rounded.scales.data() + token * cut.count;
@@ -128,7 +128,7 @@ void multiply(const Linear& l, const Rounded<Kind>& rounded, int64_t token, int6
       }
     }
     for (int r = 0; r < ROWS; ++r) {
-      for (int p = 0; p < PANELS; ++p) finish(l, sums[r][p], token + r, panel + p);
+      for (int p = 0; p < PANELS; ++p) finish<true>(l, sums[r][p], token + r, panel + p);
     }
   }
 }
