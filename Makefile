@@ -19,7 +19,7 @@ HELM        := $(VENV)/helm/helm
 AUDIT       := $(VENV)/audit/bin/pip-audit
 PIP         := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS)
 # A machine with an NVIDIA GPU gets the newest torch that pyproject.toml allows, with CUDA; any other
-# the version that CI tests.
+# the version that CI tests. Triton comes with torch where that is built for CUDA, in the version it names.
 TORCH_PIN   := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || echo cpu)
 CONSTRAINTS := $(VENV)/constraints.txt
 DEVELOPER   := $(VENV)/.installed-dev
@@ -85,7 +85,7 @@ $(BIN)/python:
 	$(PIP) --upgrade "pip>=24"
 
 $(CONSTRAINTS): constraints-cpu.txt | $(BIN)/python
-	$(if $(TORCH_PIN),cp $< $@,grep -v '^torch==' $< > $@)
+	grep -vE '^($(if $(TORCH_PIN),,torch|)triton)==' $< > $@
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "Installing pagewire into $(VENV) ($(if $(TORCH_PIN),CPU,CUDA) torch; some minutes the first time) ..."
@@ -93,7 +93,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@touch $@
 
 $(DEVELOPER): $(VENV)/.installed
-	$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	$(PIP) -c $(CONSTRAINTS) $$($(BIN)/python -c 'import triton' 2>/dev/null || grep '^triton==' constraints-cpu.txt) -e '.[dev]'
 	@touch $@
 
 # At once where they are built already. Without a compiler the plain-torch kernels serve.
