@@ -59,7 +59,8 @@ docs: dev ## Write the README's table of flags from the settings.
 
 helm: $(HELM) ## Fetch helm into .venv, for the tests of the chart (Linux on x86-64).
 
-audit: $(AUDIT) ## Ask pip-audit for known faults of the pinned versions.
+audit: $(BIN)/python ## Ask pip-audit for known faults of the pinned versions.
+	@test -x $(AUDIT) || $(MAKE) --no-print-directory $(AUDIT) || true
 	@$(BIN)/python -P .ci/audit.py $(AUDIT)
 
 bench: dev ## Measure throughput and the wires on this machine.

@@ -38,7 +38,10 @@ def ask(program: str, source: str) -> list[dict[str, Any]] | None:
         file.flush()
         command = [program, "--requirement", file.name, "--no-deps", "--disable-pip"]
         command += ["--vulnerability-service", source, "--format", "json", "--timeout", "10"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:  # pip-audit could not be installed either
+            return None
     try:
         return list(json.loads(result.stdout)["dependencies"])
     except (json.JSONDecodeError, KeyError):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 WATCHED = 256
 _MOST_SOFT, _SOFT_SHARE = 64, 8
 _MOST_HARD, _HARD_SHARE = 16, 32
+_LEAST_HARD = 3  # what a token may begin within a text: three more bytes of a character
 _STRING_MARGIN = 3
 _MOST_WAYS = 16
 # A token mostly takes the place of none or some of the way's first.
@@ -91,7 +92,7 @@ class WindDown:
         self._way_before = self._way or []
         self._tries_left = _TRIES_OF_A_SEQUENCE
         self._num_left = max_tokens
-        self._hard = min(_MOST_HARD, max_tokens // _HARD_SHARE)
+        self._hard = min(_MOST_HARD, max(_LEAST_HARD, max_tokens // _HARD_SHARE))
         self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
         # An item may be about as long as the shortest output: begin none that does not fit.
         self._lean = min(WATCHED, self._soft + len(ending.first or ()))
@@ -119,7 +120,7 @@ class WindDown:
         if self._num_left > self._next_look or matcher.is_stopped():
             self._way = None
             return
-        if way is None or not _is_way(matcher, way):
+        if way is None or len(way) > self._num_left or not _is_way(matcher, way):
             self._look(matcher, in_reasoning=in_reasoning)
         self._plan_next_look()
 
@@ -207,12 +208,10 @@ class WindDown:
             for char in (b"{", b"[", b","):
                 known = tokens.by_bytes.get(char)
                 goes = char != b"," or not position.in_object
-                if not (
-                    goes
-                    and known is not None
-                    and bits[known[0] // 32] >> known[0] % 32 & 1
-                    and (self._spare_after(known[0], matcher, tries) or 0) >= self._hard
-                ):
+                spare = None
+                if goes and known is not None and bits[known[0] // 32] >> known[0] % 32 & 1:
+                    spare = self._spare_after(known[0], matcher, tries)
+                if spare is None or spare < self._hard:
                     bits &= ~tokens.having(char)
 
     def _spare_after(self, token_id: int, matcher: LLMatcher, tries: Tries) -> int | None:

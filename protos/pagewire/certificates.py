@@ -117,8 +117,9 @@ class RenewedTls:
         self._stamps = stamps
         try:
             self._loaded = self._load(self._loaded.number + 1)
-        except SettingsError as error:
-            # A pair is often written one file after the other: then the second mends it.
+        except (SettingsError, OSError, ValueError) as error:
+            # A pair is often written one file after the other, or a file gone for a moment: then
+            # the next look mends it.
             logger.error("%s; the certificate in use stays", error)
             return
         logger.info("certificates were renewed: %s", self._tls.certificate)
@@ -154,7 +155,7 @@ def expiries(pem: bytes) -> list[float]:
     """When each certificate of a PEM text ends, Unix seconds.
 
     Raises:
-        SettingsError: one of them is none.
+        SettingsError: it holds none, or one that can't be read.
     """
     from cryptography import x509  # only servers with TLS need it
 

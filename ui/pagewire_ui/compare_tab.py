@@ -95,7 +95,7 @@ class CompareTab:
     ) -> AsyncIterator[dict[str, Any]]:
         question, left, right, *values = inputs
         session = request.session_hash
-        self._signals.stop_others(session, str(number))
+        self._signals.stop_before(session, number)
         if not (question or "").strip():
             yield {"number": number, "error": "Write a question first."}
             return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 
-# Of one visitor. Those of answers that end in time are taken back at their end.
-_MOST = 64
+# Stops whose answers have not begun, of all visitors: such as have ended already are among them.
+_MOST_EARLY = 1024
 
 
 class StopSignals:
@@ -13,10 +14,16 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._signals: dict[str, dict[str, asyncio.Event]] = {}
+        self._early: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def begun(self, session: str | None, answer: str) -> asyncio.Event:
         """The signal of an answer that begins. On a slow link "stop" may have come before it."""
-        return self._signals.setdefault(session or "", {}).setdefault(answer, asyncio.Event())
+        key = session or "", answer
+        signal = self._signals.setdefault(key[0], {}).setdefault(answer, asyncio.Event())
+        if key in self._early:
+            del self._early[key]
+            signal.set()
+        return signal
 
     def ended(self, session: str | None, answer: str) -> None:
         """Nothing more comes of this answer."""
@@ -26,16 +33,25 @@ class StopSignals:
             self._signals.pop(session or "", None)
 
     def stop(self, session: str | None, answer: str) -> None:
-        """Ends an answer, also one that is still to begin."""
-        signals = self._signals.setdefault(session or "", {})
-        if answer in signals or len(signals) < _MOST:
-            signals.setdefault(answer, asyncio.Event()).set()
+        """Ends an answer, also one that is still to begin: of these the last ones count."""
+        key = session or "", answer
+        signal = self._signals.get(key[0], {}).get(answer)
+        if signal is not None:
+            signal.set()
+            return
+        self._early[key] = None
+        if len(self._early) > _MOST_EARLY:
+            self._early.popitem(last=False)
 
-    def stop_others(self, session: str | None, answer: str) -> None:
-        """Ends all answers of a visitor but this one."""
-        for each, signal in self._signals.get(session or "", {}).items():
-            if each != answer:
+    def stop_before(self, session: str | None, number: int) -> None:
+        """Ends a visitor's answers of smaller numbers; this one, where one of a larger is on its
+        way: its question was overtaken."""
+        running = self._signals.get(session or "", {})
+        for each, signal in running.items():
+            if int(each) < number:
                 signal.set()
+        if any(int(each) > number for each in running):
+            self.stop(session, str(number))
 
     def stop_all(self, session: str | None) -> None:
         """Ends all answers of a visitor."""

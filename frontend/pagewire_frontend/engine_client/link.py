@@ -231,6 +231,16 @@ class EngineLink:
             _logger.info("the engine at %s drains", self.name)
             self._events.on_changed(self)
 
+    def renew_channel(self) -> None:
+        """Calls by a new connection where certificates were renewed; what is under way by the old
+        one fails with TransportError. Files that can't be read just now change nothing."""
+        if not self.control.outdated:
+            return
+        try:
+            self._replace_channel()
+        except (OSError, PagewireError) as error:
+            _logger.error("the engine's certificates can't be renewed: %s", error)
+
     def _replace_channel(self) -> None:
         control, self.control = self.control, self._open_channel()
         closing = asyncio.create_task(control.close())
@@ -299,8 +309,7 @@ class EngineLink:
 
     async def _connect(self) -> None:
         """One attempt to take our session over, or else to open another."""
-        if self.control.outdated:
-            self._replace_channel()
+        self.renew_channel()
         if self._abandoned is not None:
             await self._detach(self._abandoned)
         old = None if self._abandoned is not None else self.session

@@ -157,6 +157,7 @@ class Submission:
             except TransportError as error:
                 # It may have arrived: the same number and id again are the same request.
                 link.last_error = error.message
+                link.renew_channel()
                 was_elsewhere = True
                 if time.monotonic() - live.waiting_since > self._window_s:
                     self.departures.tell(live)

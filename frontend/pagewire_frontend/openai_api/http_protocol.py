@@ -87,31 +87,43 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(431, f"the request's {part} longer than {MAX_HEAD_BYTES} bytes")
 
     def _feed(self, data: bytes) -> None:
-        while data:
+        pieces = [memoryview(data)]  # the next one last
+        while pieces:
+            piece = pieces.pop()
             try:
-                self.parser.feed_data(data)
-                return
+                self.parser.feed_data(piece)
             except httptools.HttpParserError:
                 message = "Invalid HTTP request received."
                 self.logger.warning(message)
                 self.send_400_response(message)
                 return
             except httptools.HttpParserUpgrade as offer:
-                # A CONNECT, too, comes here: what follows it is nothing that is spoken here.
-                rest = data[offer.args[0] :]
-                data = self._without_offer() + rest if self._declines_offer else b""
+                if not self._declines_offer:
+                    return  # a CONNECT: what follows it is nothing that is spoken here
                 self._declines_offer = False
+                if self._is_framed_oddly():
+                    self.send_400_response("Transfer-Encoding must be chunked, or not be there.")
+                    return
+                pieces += [piece[offer.args[0] :], memoryview(self._without_offer())]
+
+    def _is_framed_oddly(self) -> bool:
+        """Whether the parser, which has passed over the body, would have refused how long it is."""
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        return bool(codings) and codings != [b"chunked"]
 
     def _without_offer(self) -> bytes:
         """The head of a request that offered another protocol, as if it had not: a server may
         decline by silence (RFC 9110, 7.8). A new parser reads it, since the old one has passed over
         its body."""
-        head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
             if name == b"connection":
                 words = [word.strip() for word in value.split(b",")]
                 value = b", ".join(word for word in words if word.lower() not in _OFFERS)
-            if value and name not in _OFFERS:
+                if not value:
+                    continue
+            if name not in _OFFERS:
                 head += [name, b": ", value, b"\r\n"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -130,7 +131,10 @@ async def tokenize(serving: Serving, request: Request) -> Response:
             tools = tool_use(body.tools, "none").tools
             rendered = await rendered_chat(generation, request, body.messages, body, tools)
         token_ids = rendered.token_ids
-        texts = [generation.tokenizer.token_text(token_id) for token_id in token_ids]
+        # On a thread: there may be as many as the model takes.
+        texts = await asyncio.to_thread(
+            lambda: [generation.tokenizer.token_text(token_id) for token_id in token_ids]
+        )
     else:
         with renaming({"text": "prompt"}):
             token_ids, texts = await token_service.tokenize(

@@ -98,6 +98,24 @@ def test_whatever_a_model_likes_its_output_ends(
             jsonschema.validate(json.loads(text), schema)
 
 
+@pytest.mark.parametrize("like", ["abc\\ ", '"[{,:ü'])
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "string"}, {}, {"type": "array", "items": SCHEMAS[3] | {"maxProperties": 2}}],
+    ids=["string", "any", "array"],
+)
+def test_as_few_tokens_as_an_output_takes_suffice(
+    grammars: Grammars, schema: dict[str, Any], like: str
+) -> None:
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    least = len(written(grammars, grammar.matcher(3), 99, "", 0)) + 1  # and its end
+    for most in range(least, 32):
+        for seed in range(3):
+            text = written(grammars, grammar.matcher(most), most, like, seed)
+            assert not text.endswith(b"<cut>"), (most, text)
+            jsonschema.validate(json.loads(text), schema)
+
+
 @pytest.mark.parametrize(
     ("constraint", "most", "like"),
     [
