@@ -99,6 +99,25 @@ async def test_many_offers_at_once_are_each_answered(port: int) -> None:
     assert (await answers_to(port, data)).count(b"HTTP/1.1 200 OK") == 1501
 
 
+@pytest.mark.parametrize("coding", ["gzip, chunked", "chunked, identity", "xchunked"])
+async def test_an_offer_hides_no_body_of_unknown_length(port: int, coding: str) -> None:
+    headers = JSON + f"connection: upgrade\r\nupgrade: h2c\r\ntransfer-encoding: {coding}\r\n"
+    hidden = request("GET", "/ping", b"", CLOSE)
+    told = await answers_to(port, request("POST", PATH, b"", headers) + b"0\r\n\r\n" + hidden)
+    assert told.count(b"HTTP/1.1 ") == 1
+    assert parsed(told)[0] == 400
+
+
+async def test_an_offer_of_http_1_0_is_passed_over_too(port: int) -> None:
+    streaming = BODY[:-1] + b', "stream": true}'
+    offer = JSON + "connection: upgrade\r\nupgrade: h2c\r\nx-empty:\r\n"
+    data = request("POST", PATH, streaming, offer).replace(b"HTTP/1.1", b"HTTP/1.0")
+    head, _, body = (await answers_to(port, data)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert body.startswith(b"data: {")
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
 async def test_a_client_of_http_1_0_gets_a_stream_without_chunks(port: int) -> None:
     streaming = BODY[:-1] + b', "stream": true}'
     data = request("POST", PATH, streaming, JSON).replace(b"HTTP/1.1", b"HTTP/1.0")
