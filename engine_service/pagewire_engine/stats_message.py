@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import asdict
 
 from pagewire.delta_frames import Dropped, FrameCounts
 from pagewire.v1 import engine_pb2
-from pagewire_engine.block_map import CACHED, Snapshot, block_states
+from pagewire_engine.block_map import Snapshot, block_states
 from pagewire_engine.request import RequestStatus
 from pagewire_engine.stats import EngineStats
 
 # Blocks that are looked at without a pause, about a tenth of a millisecond's work; a request counts
 # as some more than it holds.
-_BLOCKS_AT_ONCE, _STATES_AT_ONCE, _PER_REQUEST = 1024, 16_384, 64
+_BLOCKS_AT_ONCE, _PER_REQUEST = 1024, 64
 _PAUSE_S = 0.0005
 _STATES = {
     status: engine_pb2.EngineRequestView.State.Value(f"STATE_{status.name}")
@@ -62,8 +61,8 @@ def window_message(snapshot: Snapshot) -> engine_pb2.EngineWindow:
     wait until a watcher's message is made.
     """
     window = engine_pb2.EngineWindow(
-        blocks=_states(snapshot.reference_counts, snapshot.cached_blocks),
-        cpu_blocks=_states(snapshot.cpu_reference_counts),
+        blocks=block_states(snapshot.reference_counts, snapshot.cached_blocks, _pause),
+        cpu_blocks=block_states(snapshot.cpu_reference_counts, pause=_pause),
         step=engine_pb2.StepComposition(
             step=snapshot.step,
             request=snapshot.step_requests,
@@ -90,16 +89,9 @@ def window_message(snapshot: Snapshot) -> engine_pb2.EngineWindow:
         looked_at += _PER_REQUEST + len(blocks)
         if looked_at >= _BLOCKS_AT_ONCE:
             looked_at = 0
-            time.sleep(_PAUSE_S)
+            _pause()
     return window
 
 
-def _states(reference_counts: list[int], cached_blocks: Iterable[int] = ()) -> bytes:
-    """See block_states, with pauses."""
-    states = bytearray()
-    for start in range(0, len(reference_counts), _STATES_AT_ONCE):
-        states += block_states(reference_counts[start : start + _STATES_AT_ONCE])
-        time.sleep(_PAUSE_S)
-    for block in cached_blocks:
-        states[block] = CACHED
-    return bytes(states)
+def _pause() -> None:
+    time.sleep(_PAUSE_S)

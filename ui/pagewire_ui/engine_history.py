@@ -11,8 +11,9 @@ from pagewire.v1 import engine_pb2
 
 # Moments that are kept: five minutes of one a second.
 MAX_MOMENTS = 300
-# Between two moments further apart nobody looked; nothing is drawn there.
+# Of two moments nearer than this one step's tokens would look like a rate without end.
 _MIN_GAP_S = 1e-3
+# Between two moments further apart nobody looked; nothing is drawn there.
 _MAX_GAP_S = 5.0
 
 
