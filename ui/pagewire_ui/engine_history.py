@@ -101,8 +101,13 @@ def first_token_s(moments: Sequence[Moment]) -> Series:
 
 
 def counts(moments: Sequence[Moment], name: str) -> Series:
-    """One of a moment's numbers of requests over time."""
-    return [(moments[-1].at_s - moment.at_s, float(getattr(moment, name))) for moment in moments]
+    """One of a moment's numbers of requests over time; a gap where nobody looked."""
+    series: Series = []
+    for before, moment in zip([None, *moments], moments, strict=False):
+        if before is not None and moment.at_s - before.at_s > _MAX_GAP_S:
+            series.append(None)
+        series.append((moments[-1].at_s - moment.at_s, float(getattr(moment, name))))
+    return series
 
 
 def _rates(moments: Sequence[Moment], totals: Sequence[int]) -> Series:

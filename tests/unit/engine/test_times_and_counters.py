@@ -142,6 +142,7 @@ def test_stats_are_what_the_control_api_tells() -> None:
         "epoch",
         "num_sessions",
         "time_to_first_token",
+        "tls_certificate_expires_at",
         "window",
     }
 

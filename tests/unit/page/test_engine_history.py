@@ -13,6 +13,7 @@ from pagewire_ui.engine_history import (
     MAX_MOMENTS,
     EngineHistory,
     Moment,
+    counts,
     first_token_s,
     generated_per_s,
 )
@@ -69,3 +70,8 @@ def test_whatever_the_counters_do_it_is_drawn_within_the_picture(
     assert "nan" not in drawn
     assert "inf" not in drawn
     assert bool(drawn) == (len(moments) > 1)
+
+
+def test_no_line_of_counts_is_drawn_over_a_time_in_which_nobody_looked() -> None:
+    series = counts([moment(at_s) for at_s in (0.0, 1.0, 60.0, 61.0)], "num_running")
+    assert [point is None for point in series] == [False, False, True, False, False]
