@@ -210,11 +210,10 @@ class GrammarMasks:
             self._compiler.fill(matchers, bits)
         rows_of_bits: dict[int, int] = {}
         for index, (row, matcher) in enumerate(zip(ready, matchers, strict=True)):
-            if (fault := matcher.fault()) is not None:
+            if (fault := self._settle(row, matcher, bits[index])) is not None:
                 refused.append((row.sequence_id, fault))
-                continue
-            self._suspend_stops(bits[index], row)
-            rows_of_bits[row.sequence_id] = index
+            else:
+                rows_of_bits[row.sequence_id] = index
         return Masks(rows_of_bits, bits, refused)
 
     def _on_thread(self, call: Callable[[], None]) -> Future[None]:
@@ -232,6 +231,10 @@ class GrammarMasks:
         except PagewireError as error:
             return error.message
         matcher.fill_timed(bits)
+        return self._settle(row, matcher, bits)
+
+    def _settle(self, row: ConstrainedRow, matcher: Matcher, bits: Bits) -> str | None:
+        """Makes what the grammar allows what the row may take, or tells why nothing can be."""
         if (fault := matcher.fault()) is None:
             self._suspend_stops(bits, row)
         return fault

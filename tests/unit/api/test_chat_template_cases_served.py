@@ -4,7 +4,6 @@ reference's, or tell its error."""
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import grpc
 import pytest
 
 from pagewire.v1 import inference_pb2
-from pagewire_frontend import template_sandbox
 from pagewire_frontend.grpc_api.inference import InferenceServicer
 from pagewire_frontend.serving import Serving
 from tests.fakes.fake_engine_client import FakeEngineClient
 from tests.fakes.frontend import http_client, make_serving
+from tests.fakes.template_clock import freeze_template_clock
 
 CASES = Path(__file__).parents[4] / "shared" / "cases" / "chat_templates"
 if not CASES.is_dir():
@@ -44,12 +43,7 @@ class EndingLikeTheReference(FakeEngineClient):
 
 @pytest.fixture(autouse=True)
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FrozenBudget(template_sandbox.Budget):
-        def __init__(self) -> None:
-            super().__init__()
-            self.now = datetime(2025, 1, 2, 3, 4, 5)
-
-    monkeypatch.setattr(template_sandbox, "Budget", FrozenBudget)
+    freeze_template_clock(monkeypatch)
 
 
 class Context:

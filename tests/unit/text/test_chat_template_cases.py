@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pagewire_frontend import template_sandbox
 from pagewire_frontend.chat_template import ChatTemplate
 from pagewire_frontend.compiled_template import CompiledTemplate, compile_template
 from pagewire_frontend.errors import ChatTemplateError
 from pagewire_frontend.tokenizer import Tokenizer
 from tests.fakes import small_tokenizers
+from tests.fakes.template_clock import freeze_template_clock
 
 CASES = Path(__file__).parents[4] / "shared" / "cases" / "chat_templates"
 if not CASES.is_dir():
@@ -30,12 +29,7 @@ SHOWS_CALLS_BESIDE_NULL_ONLY = "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja"
 
 @pytest.fixture(autouse=True)
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FrozenBudget(template_sandbox.Budget):
-        def __init__(self) -> None:
-            super().__init__()
-            self.now = datetime(2025, 1, 2, 3, 4, 5)
-
-    monkeypatch.setattr(template_sandbox, "Budget", FrozenBudget)
+    freeze_template_clock(monkeypatch)
 
 
 def tokenizer() -> Tokenizer:
