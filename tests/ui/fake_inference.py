@@ -80,7 +80,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         rule, _, rest = text.partition(" ")
         if rule == "fail" or self.refuses:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "4096 requests wait")
-        context.add_callback(self.cancelled.set)
+        if not context.add_callback(self.cancelled.set):
+            self.cancelled.set()  # it was cancelled before it came this far
         pause_s = {"slow": 0.1, "fast": 0.01}.get(rule, 0.005)
         if rule == "think":
             for index, word in enumerate(("First ", "I think ", "<b>hard</b>.")):
