@@ -36,7 +36,7 @@ class JsonPosition:
 
     def read(self, text: bytes) -> None:
         """The text has gone on with these bytes."""
-        if self.in_string and not self._escaped and text.isalnum():
+        if self.in_string and not self._escaped and b'"' not in text and b"\\" not in text:
             return
         for char in text:
             if self.in_string:

@@ -39,6 +39,8 @@ _MOST_LIVE_BYTES = 1 << 30
 _MOST_KEPT = 64
 _MOST_KEPT_BYTES = 128 << 20
 _RETRY_AFTER_S = 1.0
+# Masks that are shared among threads: to wake them takes as long as two.
+_LEAST_SHARED = 4
 
 
 class GrammarCompiler:
@@ -141,10 +143,11 @@ class GrammarCompiler:
             matchers: N of them.
             bits: uint32 [N, ceil(vocab_size / 32)], zeros.
         """
-        if len(matchers) <= 1 or self._was_slow:
+        address, num_bytes = bits.ctypes.data, bits[0].nbytes
+        if len(matchers) < _LEAST_SHARED or self._num_threads == 1 or self._was_slow:
             self._was_slow = False
-            for matcher, row in zip(matchers, bits, strict=True):
-                matcher.fill_timed(row)
+            for index, (matcher, row) in enumerate(zip(matchers, bits, strict=True)):
+                matcher.fill_timed(row, address + index * num_bytes)
             return
         if self._executor is None:
             from llguidance import LLExecutor
@@ -152,11 +155,11 @@ class GrammarCompiler:
             self._executor = LLExecutor(self._num_threads)
         rows = [(matcher.inner, index) for index, matcher in enumerate(matchers)]
         started = time.monotonic()
-        self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits[0].nbytes, len(bits))
-        for matcher, row in zip(matchers, bits, strict=True):
-            matcher.restrict(row)
+        self._executor.unsafe_compute_mask_ptr(rows, address, num_bytes, len(bits))
         # Whose fault it was is seen the next time, when each is timed by itself.
         self._was_slow = time.monotonic() - started > SLOW_MASK_S
+        for matcher, row in zip(matchers, bits, strict=True):
+            matcher.restrict(row)
 
     def _keep(self, constraint: StructuredOutput, grammar: CompiledGrammar) -> None:
         """Makes it the one used last. Under the lock."""

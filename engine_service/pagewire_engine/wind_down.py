@@ -23,7 +23,7 @@ import numpy as np
 
 from pagewire_engine.grammar_endings import GrammarEndings, Tries
 from pagewire_engine.json_position import JsonPosition
-from pagewire_engine.token_bytes import Bits, TokenBytes, numbers_of
+from pagewire_engine.token_bytes import Bits, TokenBytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -120,9 +120,21 @@ class WindDown:
         if self._num_left > self._next_look or matcher.is_stopped():
             self._way = None
             return
-        if way is None or len(way) > self._num_left or not _is_way(matcher, way):
+        fits = way is not None and len(way) <= self._num_left and _is_way(matcher, way)
+        if not fits and not self._rejoin(matcher):
             self._look(matcher, in_reasoning=in_reasoning)
         self._plan_next_look()
+
+    def _rejoin(self, matcher: LLMatcher) -> bool:
+        """Whether the output is where the way comes along soon; it is gone on from there then. Much
+        cheaper than to look for another, which mostly is the same."""
+        way = self._way or []
+        for skipped in range(1, min(_MOST_SKIPPED + 1, len(way))):
+            rest = way[skipped:]
+            if len(rest) <= self._num_left and _is_way(matcher, rest):
+                self._way = self._way_before = rest
+                return True
+        return False
 
     def _look(self, matcher: LLMatcher, *, in_reasoning: bool) -> None:
         """Looks for a way to the end."""
@@ -173,6 +185,8 @@ class WindDown:
         self, ways: list[int], bits: Bits, matcher: LLMatcher, tries: Tries
     ) -> None:
         """Leaves those of a few tokens after which there is a way to an end in time."""
+        if len(ways) == 1:  # the way's own
+            return
         of = self._tokens.of
         # Texts after which there is one, and the tokens to spare then: who begins like one of them
         # can go on to it, by a token for each byte at worst.
@@ -263,7 +277,13 @@ def _few(bits: Bits) -> list[int] | None:
     """The tokens of a mask, where they are few."""
     if np.count_nonzero(bits) > _MOST_WAYS:
         return None
-    numbers = numbers_of(bits)
+    numbers: list[int] = []
+    (words,) = bits.nonzero()
+    for word, left in zip(words.tolist(), bits[words].tolist(), strict=True):
+        while left and len(numbers) <= _MOST_WAYS:
+            lowest = left & -left
+            numbers.append(word * 32 + lowest.bit_length() - 1)
+            left ^= lowest
     return numbers if len(numbers) <= _MOST_WAYS else None
 
 

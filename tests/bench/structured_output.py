@@ -9,9 +9,10 @@ A JSON line is printed for each number of rows and kind of constraint:
 
 - `free_ms` and `held_ms`: mean time of a step; `ratio`: the sums of all steps over one another;
   `median_ratio`: of the medians.
-- `masks_ms`: CPU time that making the masks of a step takes; `waited_ms`: for so long the step
-  waits for them once it has its logits; `applied_ms`: to keep the sampler to them.
-- `waited_share`, `masks_share`: of that of a free step's time; the latter of all CPUs' time.
+- `masks_ms`: for so long the masks of a step are made; `waited_ms`: for so long the step makes them
+  itself or waits for them; `applied_ms`: to adjust logits, where `free_applied_ms` is a free row's.
+- `cost_share`: what the step does for masks and a free one does not, over a free step's time.
+  Unlike the ratios it leaves out what the machine does to one of two steps and not to the other.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pagewire_engine.build import limit_threads
-from pagewire_engine.cpus import model_threads
+from pagewire_engine.cpus import mask_threads
 
 limit_threads(None)  # before torch is there, as an engine does
 
@@ -240,22 +241,23 @@ def blocks_each(asked: argparse.Namespace) -> int:
 
 
 class Spent:
-    """What of the steps of held groups is spent on masks, in seconds."""
+    """What of the steps of groups is spent on masks, in seconds."""
 
     def __init__(self) -> None:
-        self._masks = Timed(GrammarMasks, "_make", time.thread_time)
-        self._waited = Timed(MasksToCome, "result")
-        self._applied = Timed(Sampler, "_adjust")
-
-    def of(self, group: Group, due: set[int] | None = None) -> tuple[float, float, float]:
-        """Of one more step of a group."""
-        all_of = (self._masks, self._waited, self._applied)
-        before = [each.total for each in all_of]
-        group.step(due)
-        masks, waited, applied = (
-            each.total - start for each, start in zip(all_of, before, strict=True)
+        self._all = (
+            [Timed(GrammarMasks, "masks")],
+            [Timed(MasksToCome, "make"), Timed(MasksToCome, "result")],
+            [Timed(Sampler, "_adjust")],
         )
-        return masks, waited, applied
+
+    def of(self, group: Group, due: set[int] | None = None) -> list[float]:
+        """Of one more step of a group: in making them, until they were there, in adjusting."""
+        before = [sum(each.total for each in some) for some in self._all]
+        group.step(due)
+        return [
+            sum(each.total for each in some) - start
+            for some, start in zip(self._all, before, strict=True)
+        ]
 
 
 def measured(
@@ -270,17 +272,18 @@ def measured(
     each = rows * blocks_each(asked)
     held = Group(executor, 0, constraints, rows, asked, ids)
     free = Group(executor, each, [None], rows, asked, ids)
-    told = []
+    told, told_free = [], []
     for _ in range(asked.steps):
         due = set(held._due)
         told.append(spent.of(held))
-        free.step(due)
+        told_free.append(spent.of(free, due))
     held.end()
     free.end()
     skipped = asked.warm_up
     masks, waited, applied = (
         1e3 * statistics.fmean(column[skipped:]) for column in zip(*told, strict=True)
     )
+    free_applied = 1e3 * statistics.fmean(each[2] for each in told_free[skipped:])
     held_s, free_s = held.seconds[skipped:], free.seconds[skipped:]
     free_ms = 1e3 * statistics.fmean(free_s)
     return {
@@ -291,8 +294,8 @@ def measured(
         "masks_ms": masks,
         "waited_ms": waited,
         "applied_ms": applied,
-        "waited_share": waited / free_ms,
-        "masks_share": masks / (free_ms * model_threads(None)),
+        "free_applied_ms": free_applied,
+        "cost_share": (waited + applied - free_applied) / free_ms,
     }
 
 
@@ -316,7 +319,7 @@ def main() -> None:
         lambda: load_model_tokenizer(config, files.path, files.gguf),
         vocab_size=description.vocab_size,
         eos_token_ids=description.eos_token_ids,
-        num_threads=model_threads(None),
+        num_threads=mask_threads(None),
     )
     executor = SingleProcessExecutor(config, files, grammars)
     spent, ids = Spent(), itertools.count()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -66,67 +66,38 @@ class Masks(NamedTuple):
 
 
 class MasksToCome:
-    """The masks of a step that is being computed. A thread makes one after the other, and whoever
-    asks for them makes some too.
+    """The masks of a step that is being computed.
 
     Args:
-        rows: N constrained ones.
-        bits: uint32 [N, ceil(vocab_size / 32)], zeros.
-        make: makes a row's mask, and tells why if it can't.
-        submit: lets a thread call something.
+        make: makes them.
     """
 
-    __slots__ = ("_bits", "_left", "_made", "_make", "_reasons", "_rows", "_submit")
+    __slots__ = ("_future", "_made", "_make")
 
-    def __init__(
-        self,
-        rows: Sequence[ConstrainedRow],
-        bits: Bits,
-        make: Callable[[ConstrainedRow, Bits], str | None],
-        submit: Callable[[Callable[[], None]], Future[None]],
-    ) -> None:
-        self._rows = rows
-        self._bits = bits
+    def __init__(self, make: Callable[[], Masks]) -> None:
         self._make = make
-        self._left = deque(range(len(rows)))
-        self._reasons: list[str | None] = [None] * len(rows)
-        self._submit = submit
-        self._made: Future[None] | None = None
+        self._made: Masks | None = None
+        self._future: Future[Masks] | None = None
 
-    def begin(self) -> None:
-        """Lets the thread make them."""
-        if self._made is None:
-            self._made = self._submit(self._make_some)
+    def make_on(self, thread: ThreadPoolExecutor) -> None:
+        """Lets a thread make them."""
+        self._future = thread.submit(self._make)
 
-    def _make_some(self) -> None:
-        """Makes what nobody else does."""
-        while self._left:
-            try:
-                index = self._left.popleft()
-            except IndexError:
-                return
-            self._reasons[index] = self._make(self._rows[index], self._bits[index])
+    def make(self) -> None:
+        """Makes them here and now."""
+        self._made = self._make()
 
     def leave(self) -> None:
-        """Begins none any more, and waits for the one that is being made."""
-        self._left.clear()
-        if self._made is not None:
-            wait((self._made,))
+        """Waits until none is being made."""
+        if self._future is not None and not self._future.cancel():
+            wait((self._future,))
 
     def result(self) -> Masks:
-        """All of them. Raises what went wrong in making one."""
-        if len(self._left) > 1:
-            self.begin()
-        self._make_some()
-        if self._made is not None:
-            self._made.result()
-        rows = {row.sequence_id: index for index, row in enumerate(self._rows)}
-        refused: list[tuple[int, str]] = []
-        for row, reason in zip(self._rows, self._reasons, strict=True):
-            if reason is not None:
-                del rows[row.sequence_id]
-                refused.append((row.sequence_id, reason))
-        return Masks(rows, self._bits, refused)
+        """All of them. Raises what went wrong where another thread made them."""
+        if self._future is not None:
+            return self._future.result()
+        assert self._made is not None
+        return self._made
 
 
 class _Progress:
@@ -157,7 +128,6 @@ class GrammarMasks:
         self._num_words = -(-vocab_size // _WORD_BITS)
         self._eos_token_ids = tuple(eos_token_ids)
         self._progress: dict[int, _Progress] = {}
-        self._thread: ThreadPoolExecutor | None = None
         self._cpus = available_cpus()
 
     def __len__(self) -> int:
@@ -173,27 +143,30 @@ class GrammarMasks:
 
     @contextmanager
     def ahead(self, rows: Sequence[ConstrainedRow]) -> Iterator[MasksToCome]:
-        """Makes the masks while the caller computes what they are for, if that leaves a CPU free:
-        the threads of the model wait for one another some hundred times a step, and to interrupt
-        one of them for a mask holds up all. None is being made any more when the context is left,
-        whatever was raised in it.
+        """Makes the masks while the caller computes what they are for, if that leaves a CPU free;
+        else before it. The threads of the model wait for one another some hundred times a step, and
+        to interrupt one of them for a mask holds up all; and after it, the caches are full of its
+        weights. None is being made any more when the context is left, whatever was raised in it.
 
         Args:
             rows: as for `masks`. Their outputs must not change within the context.
         """
-        constrained = _constrained(rows)
-        masks = MasksToCome(
-            constrained, self._no_masks(len(constrained)), self._make, self._on_thread
-        )
-        if constrained and self._cpus > torch.get_num_threads():
-            masks.begin()
+        masks = MasksToCome(lambda: self.masks(rows))
+        if self._cpus > torch.get_num_threads() and any(_constrained(rows)):
+            masks.make_on(self._thread)
+        else:
+            masks.make()
         try:
             yield masks
         finally:
             masks.leave()
 
     def masks(self, rows: Sequence[ConstrainedRow]) -> Masks:
-        """The masks for those of `rows` that are constrained, several at a time."""
+        """The masks for those of `rows` that are constrained.
+
+        What is python's comes before and after: one call makes the grammars' masks, on threads of
+        its own. To take turns with it row by row cost more than a mask.
+        """
         constrained = _constrained(rows)
         matchers: list[Matcher] = []
         ready: list[ConstrainedRow] = []
@@ -205,7 +178,7 @@ class GrammarMasks:
                 refused.append((row.sequence_id, error.message))
             else:
                 ready.append(row)
-        bits = self._no_masks(len(ready))
+        bits = np.zeros((len(ready), self._num_words), np.uint32)
         if matchers:
             self._compiler.fill(matchers, bits)
         rows_of_bits: dict[int, int] = {}
@@ -216,22 +189,9 @@ class GrammarMasks:
                 rows_of_bits[row.sequence_id] = index
         return Masks(rows_of_bits, bits, refused)
 
-    def _on_thread(self, call: Callable[[], None]) -> Future[None]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "grammar-masks")
-        return self._thread.submit(call)
-
-    def _no_masks(self, rows: int) -> Bits:
-        return np.zeros((rows, self._num_words), np.uint32)
-
-    def _make(self, row: ConstrainedRow, bits: Bits) -> str | None:
-        """Makes a row's mask in zeros, and tells why if it can't."""
-        try:
-            matcher = self._matcher(row)
-        except PagewireError as error:
-            return error.message
-        matcher.fill_timed(bits)
-        return self._settle(row, matcher, bits)
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "grammar-masks")
 
     def _settle(self, row: ConstrainedRow, matcher: Matcher, bits: Bits) -> str | None:
         """Makes what the grammar allows what the row may take, or tells why nothing can be."""

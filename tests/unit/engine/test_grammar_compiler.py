@@ -20,6 +20,7 @@ from pagewire.structured_output import MAX_CHOICES, StructuredOutput
 from pagewire_engine import grammar_matcher, grammar_trial, structured_output
 from pagewire_engine.grammar_matcher import CompiledGrammar
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.token_bytes import numbers_of
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
 EOS, VOCAB_SIZE = 258, 259
@@ -179,11 +180,27 @@ def test_an_ambiguous_grammar_is_refused_once_it_has_held_others_up(
 ) -> None:
     monkeypatch.setattr(structured_output, "SLOW_MASK_S", -1.0)
     monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
-    quick, slow = (compiler.matcher(StructuredOutput(regex="a*")) for _ in range(2))
-    bits = np.zeros((2, 9), np.uint32)
+    together = [compiler.matcher(StructuredOutput(regex="a*")) for _ in range(5)]
+    bits = np.zeros((5, 9), np.uint32)
     for _ in range(20):
-        compiler.fill([quick, slow], bits)
-    assert "ambiguous" in (slow.fault() or "")
+        compiler.fill(together, bits)
+    assert "ambiguous" in (together[4].fault() or "")
+
+
+def test_masks_of_many_rows_are_made_by_one_call_on_several_threads(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row, each would wait for python's lock, and for the thread that holds it."""
+
+    def fill_timed(*args: Any) -> None:
+        raise AssertionError("a row's mask was made by itself")
+
+    monkeypatch.setattr(grammar_matcher.Matcher, "fill_timed", fill_timed)
+    texts = ["a", "b", "c", "d", "e"]
+    together = [compiler.matcher(StructuredOutput(regex=text)) for text in texts]
+    bits = np.zeros((5, 9), np.uint32)
+    compiler.fill(together, bits)
+    assert [numbers_of(row) for row in bits] == [ids_of(text) for text in texts]
 
 
 def test_one_constraint_is_compiled_once_for_all_who_wait(

@@ -12,7 +12,6 @@ import torch
 
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import StructuredOutput
-from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.models.base import CausalLM
 from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
@@ -81,7 +80,7 @@ def test_neither_waits_for_the_other_to_end(
     model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_masks, in_model = threading.Event(), threading.Event()
-    fill, forward = Matcher.fill_timed, model.forward
+    fill, forward = GrammarCompiler.fill, model.forward
 
     def fill_beside(*args: Any) -> None:
         in_masks.set()
@@ -93,7 +92,7 @@ def test_neither_waits_for_the_other_to_end(
         assert in_masks.wait(DEADLINE_S), "the masks were to be made after the forward pass"
         return forward(*args)
 
-    monkeypatch.setattr(Matcher, "fill_timed", fill_beside)
+    monkeypatch.setattr(GrammarCompiler, "fill", fill_beside)
     monkeypatch.setattr(model, "forward", forward_beside)
     result = _runner(model, compiler).execute(_first_step(1, 2))
     assert [token.sequence_id for token in result.sampled] == [1, 2]
@@ -107,7 +106,7 @@ def test_a_failed_forward_pass_leaves_no_mask_in_the_making_and_can_be_run_again
     expected = _tokens(expected_runner, (1, 2), range(3))
     runner.execute(_first_step(1, 2))
     failed, filling = threading.Event(), threading.Event()
-    fill = Matcher.fill_timed
+    fill = GrammarCompiler.fill
 
     def slow_fill(*args: Any) -> None:
         filling.set()
@@ -121,7 +120,7 @@ def test_a_failed_forward_pass_leaves_no_mask_in_the_making_and_can_be_run_again
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Matcher, "fill_timed", slow_fill)
+        patch.setattr(GrammarCompiler, "fill", slow_fill)
         patch.setattr(model, "forward", broken)
         with pytest.raises(MemoryError):
             _tokens(runner, (1, 2), range(1))
@@ -151,61 +150,30 @@ def test_what_goes_wrong_with_a_mask_fails_the_step(
     def broken(*args: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Matcher, "fill_timed", broken)
+    monkeypatch.setattr(GrammarCompiler, "fill", broken)
     with pytest.raises(ZeroDivisionError):
         _runner(model, compiler).execute(_first_step(1))
 
 
-def test_who_asks_for_masks_makes_those_that_are_left(
-    model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = [t.token_id for t in _runner(model, compiler).execute(_first_step(1, 2, 3)).sampled]
-    here, fill = threading.get_native_id(), Matcher.fill_timed
-    makers: list[int] = []
-    others_began, made_here = threading.Event(), threading.Event()
-
-    def fill_where(*args: Any) -> None:
-        makers.append(threading.get_native_id())
-        if makers[-1] == here:
-            fill(*args)
-            if makers.count(here) == 2:
-                made_here.set()
-            return
-        others_began.set()
-        assert made_here.wait(DEADLINE_S), "the others were left to the thread beside the step"
-        fill(*args)
-
-    forward = model.forward
-
-    def forward_after(*args: Any) -> Any:
-        assert others_began.wait(DEADLINE_S)
-        return forward(*args)
-
-    monkeypatch.setattr(Matcher, "fill_timed", fill_where)
-    monkeypatch.setattr(model, "forward", forward_after)
-    result = _runner(model, compiler).execute(_first_step(1, 2, 3))
-    assert [token.token_id for token in result.sampled] == expected
-    assert (makers.count(here), len(makers)) == (2, 3)
-
-
-def test_where_the_model_has_all_cpus_masks_wait_for_it(
+def test_where_the_model_has_all_cpus_masks_come_before_it(
     model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [t.token_id for t in _runner(model, compiler).execute(_first_step(1, 2, 3)).sampled]
     monkeypatch.setattr(grammar_masks, "available_cpus", torch.get_num_threads)
-    order: list[str] = []
-    fill, forward = Matcher.fill_timed, model.forward
+    order: list[tuple[str, int]] = []
+    fill, forward = GrammarCompiler.fill, model.forward
 
     def fill_told(*args: Any) -> None:
-        order.append("mask")
+        order.append(("masks", threading.get_native_id()))
         fill(*args)
 
     def forward_told(*args: Any) -> Any:
-        order.append("model")
+        order.append(("model", threading.get_native_id()))
         return forward(*args)
 
-    monkeypatch.setattr(Matcher, "fill_timed", fill_told)
+    monkeypatch.setattr(GrammarCompiler, "fill", fill_told)
     monkeypatch.setattr(model, "forward", forward_told)
     result = _runner(model, compiler).execute(_first_step(1, 2, 3))
     assert [token.token_id for token in result.sampled] == expected
-    assert order == ["model", "mask", "mask", "mask"]
+    here = threading.get_native_id()
+    assert order == [("masks", here), ("model", here)]
