@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -79,17 +80,8 @@ class RenewedTls:
             return self._loaded
 
     def context(self) -> ssl.SSLContext:
-        """For sockets of Python's: each handshake takes what is current by then."""
-
-        def take_current(
-            connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
-        ) -> None:
-            # With its key and the issuers of clients that it asks for.
-            connection.context = self.current().context
-
-        facade = self._tls.context()
-        facade.sni_callback = take_current  # called whether or not a client names a host
-        return facade
+        """For event loops: each connection takes what is current when it begins."""
+        return _CurrentContext(self)
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For one port of a gRPC server: each asks by itself whether there are new ones."""
@@ -136,6 +128,22 @@ class RenewedTls:
 
     def _now(self) -> list[_Stamp]:
         return stamps_of([self._tls.certificate, self._tls.key, self._tls.client_ca])
+
+
+class _CurrentContext(ssl.SSLContext):
+    """Wraps connections in the context that is current, rather than one that is changed for another
+    in the middle of a handshake (by `sni_callback`): there, OpenSSL would go on taking sessions and
+    tickets of the one before, and let clients in whose issuer is not trusted any more."""
+
+    def __new__(cls, renewed: RenewedTls) -> _CurrentContext:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, renewed: RenewedTls) -> None:
+        self._renewed = renewed
+
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        """See ssl.SSLContext."""
+        return self._renewed.current().context.wrap_bio(*arguments, **named)
 
 
 def stamps_of(files: Sequence[Path | None]) -> list[_Stamp]:
