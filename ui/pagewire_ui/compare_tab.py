@@ -120,11 +120,13 @@ class CompareTab:
         ]
         try:
             while True:
+                # Of what is shown now: one may end while it is on its way.
+                over = all(progress.is_over for progress in latest.values())
                 yield {"number": number} | {
                     side: {**progress_value(latest[side]), "model": models[side] or "base model"}
                     for side in _SIDES
                 }
-                if all(progress.is_over for progress in latest.values()):
+                if over:
                     return
                 await news.wait()
                 news.clear()
