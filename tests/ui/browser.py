@@ -21,6 +21,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# To be waited for: what is laid out by script hears of a new size a moment later.
+FITS = "() => document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
 @contextmanager
@@ -35,7 +37,9 @@ def launched_browser() -> Iterator[Browser]:
 
 
 def send(page: Page, text: str) -> None:
-    """Types a message and sends it."""
+    """Types a message and sends it. While an answer is on its way, even if all of it is to be seen,
+    the page would not take it."""
+    expect(page.locator("#conversation")).not_to_have_attribute("aria-busy", "true")
     box = page.locator("#message textarea")
     box.fill(text)
     box.press("Enter")

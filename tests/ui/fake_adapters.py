@@ -9,6 +9,9 @@ import grpc
 
 from pagewire.v1 import engine_pb2, operations_pb2_grpc
 
+# For tests that look at what goes on in the meantime.
+_PATIENCE_S = 300.0
+
 
 class FakeAdapters(operations_pb2_grpc.AdaptersServicer):
     """Loads any path but "missing"; an unload may be made to wait.
@@ -83,7 +86,7 @@ class FakeAdapters(operations_pb2_grpc.AdaptersServicer):
         old = self._adapters.get(request.name)
         self.add(request.name, request.path)
         self._adapters[request.name].state = engine_pb2.AdapterInfo.STATE_LOADING
-        self.loading.wait(30)
+        self.loading.wait(_PATIENCE_S)
         self.add(request.name, request.path, version="b" * 64 if old else "a" * 64)
         return engine_pb2.LoadAdapterResponse(adapter=self._adapters[request.name])
 
@@ -98,7 +101,7 @@ class FakeAdapters(operations_pb2_grpc.AdaptersServicer):
         self._adapters[request.name].state = engine_pb2.AdapterInfo.STATE_LEAVING
         self._adapters[request.name].num_running_requests = 2
         if request.mode != engine_pb2.UnloadAdapterRequest.MODE_ABORT:
-            self.leaving.wait(30)
+            self.leaving.wait(_PATIENCE_S)
         with self._lock:
             del self._adapters[request.name]
         return engine_pb2.UnloadAdapterResponse(num_ended_requests=2, host_bytes=1_250_000)

@@ -27,7 +27,6 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     Attributes:
         requests: all chats asked for.
         refuses: whether it is too busy for any.
-        cancelled: set when a chat has ended, or the client cancelled it.
     """
 
     def __init__(
@@ -39,7 +38,9 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self._adapters = adapters
         self.requests: list[inference_pb2.ChatRequest] = []
         self.refuses = False
-        self.cancelled = threading.Event()
+        # Last messages of the chats that are being answered.
+        self._running: list[str] = []
+        self._some_ended = threading.Condition()
         self._server: grpc.Server | None = None
 
     def start(self, port: int = 0) -> int:
@@ -61,6 +62,25 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         if self._server is not None:
             self._server.stop(None).wait()
 
+    def times_asked(self, text: str) -> int:
+        """How many chats had this as their last message."""
+        return sum(_last_message(request) == text for request in self.requests)
+
+    def is_answering(self, text: str) -> bool:
+        """Whether a chat with this last message runs."""
+        return text in self._running
+
+    def stops_answering(self, text: str, timeout_s: float = 30.0) -> bool:
+        """Waits until each chat with this last message has ended, or its client has left; whether
+        they have. Others may have had the same last message before: all of them count."""
+        with self._some_ended:
+            return self._some_ended.wait_for(lambda: text not in self._running, timeout_s)
+
+    def _end(self, text: str) -> None:
+        with self._some_ended:
+            self._running.remove(text)
+            self._some_ended.notify_all()
+
     def ListModels(self, request: Any, context: Any) -> inference_pb2.ListModelsResponse:
         """The base model, and what adapters there are."""
         models = [inference_pb2.Model(id="fake-model", root="fake-model")]
@@ -75,13 +95,14 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.ChatRequest, context: grpc.ServicerContext
     ) -> Iterator[inference_pb2.ChatResponse]:
         """Streams the answer that the class's docstring describes."""
+        text = _last_message(request)
+        self._running.append(text)
         self.requests.append(request)
-        text = request.messages[-1].content[0].text
+        if not context.add_callback(lambda: self._end(text)):
+            self._end(text)  # it was cancelled before it came this far
         rule, _, rest = text.partition(" ")
         if rule == "fail" or self.refuses:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "4096 requests wait")
-        if not context.add_callback(self.cancelled.set):
-            self.cancelled.set()  # it was cancelled before it came this far
         pause_s = {"slow": 0.1, "fast": 0.01}.get(rule, 0.005)
         if rule == "think":
             for index, word in enumerate(("First ", "I think ", "<b>hard</b>.")):
@@ -102,6 +123,10 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             choices=[inference_pb2.ChatChoice(finish_reason=sampling_pb2.FINISH_REASON_STOP)],
             usage=inference_pb2.Usage(prompt_tokens=7, completion_tokens=len(words)),
         )
+
+
+def _last_message(request: inference_pb2.ChatRequest) -> str:
+    return request.messages[-1].content[0].text
 
 
 def _words(rule: str, rest: str, text: str) -> list[str]:

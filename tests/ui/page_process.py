@@ -31,7 +31,7 @@ def page_process(frontend_port: int, *flags: str, **environment: str) -> Iterato
         env=os.environ | environment,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}/"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     try:
         while True:
             try:

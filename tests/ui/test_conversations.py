@@ -62,6 +62,13 @@ def chat(opened: Page) -> Page:
     return opened
 
 
+def until_copied(page: Page, text: str) -> None:
+    """The browser takes a text to the clipboard when it has the time."""
+    page.wait_for_function(
+        "async (text) => (await navigator.clipboard.readText()) === text", arg=text
+    )
+
+
 def asked(frontend: FakeInference) -> list[tuple[str, str]]:
     """The turns of the last question."""
     return [(m.role, m.content[0].text) for m in frontend.requests[-1].messages]
@@ -88,8 +95,7 @@ def test_an_answer_is_drawn_as_markdown_and_nothing_in_it_runs(chat: Page) -> No
     assert chat.title() == "pagewire chat"
     assert "example.org" not in hosts
     drawn.get_by_role("button", name="Copy code").click()
-    copied = chat.evaluate("navigator.clipboard.readText()")
-    assert copied == 'def f(x: int) -> str:\n    return "a" * x  # says it'
+    until_copied(chat, 'def f(x: int) -> str:\n    return "a" * x  # says it')
     take_pictures(chat, "chat")
 
 
@@ -115,12 +121,13 @@ def test_reasoning_is_folded_apart_from_the_answer(chat: Page, frontend: FakeInf
 def test_questions_and_answers_are_edited_retried_and_undone(
     chat: Page, frontend: FakeInference
 ) -> None:
+    before = len(frontend.requests)
     send(chat, "one")
     expect(answer(chat)).to_contain_text("You said: one")
     answer(chat).get_by_role("button", name="Ask again").click()
     expect(answer(chat).locator(".pw-actions")).to_be_visible()
     assert asked(frontend) == [("user", "one")]
-    assert len(frontend.requests) >= 2
+    assert len(frontend.requests) == before + 2
     send(chat, "two")
     expect(answer(chat)).to_contain_text("You said: two")
     first = chat.locator(".user.message").first
@@ -140,7 +147,7 @@ def test_questions_and_answers_are_edited_retried_and_undone(
     expect(chat.locator("#message textarea")).to_have_value("three")
     expect(chat.locator(".message")).to_have_count(2)
     answer(chat).get_by_role("button", name="Copy answer").click()
-    assert chat.evaluate("navigator.clipboard.readText()") == "I said so."
+    until_copied(chat, "I said so.")
     chat.locator("#message textarea").fill("")
 
 
@@ -259,6 +266,7 @@ def test_two_tabs_answer_at_once_and_know_nothing_of_each_other(
     send(chat, "slow left")
     expect(answer(chat)).to_contain_text("word1")
     send(other, "secret right")
+    expect(answer(other).locator(".pw-figures")).to_contain_text("4 tokens")
     expect(answer(other)).to_contain_text("You said: secret right")
     assert asked(frontend) == [("user", "secret right")]
     expect(chat.locator("#conversation")).not_to_contain_text("secret")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.ui.browser import nameless_controls
+from tests.ui.browser import FITS, nameless_controls
 from tests.ui.fake_adapters import FakeAdapters
 from tests.ui.fake_inference import FakeInference
 from tests.ui.fake_observability import FakeObservability
@@ -54,8 +54,7 @@ def test_each_tab_has_names_for_its_controls_and_fits_a_phone(opened: Page, tab:
     expect(opened.locator(TABS[tab]).locator("visible=true").first).to_be_visible()
     assert nameless_controls(opened) == []
     opened.set_viewport_size(PHONE)
-    overflow = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert opened.evaluate(overflow) <= 0
+    opened.wait_for_function(FITS)
     assert nameless_controls(opened) == []
 
 

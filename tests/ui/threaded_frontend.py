@@ -27,8 +27,8 @@ def threaded_frontend(client: FakeEngineClient, **config: Any) -> Iterator[int]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        assert started.wait(30), "the frontend did not start"
+        assert started.wait(120), "the frontend did not start"
         yield ports[0]
     finally:
         done.set()
-        thread.join(30)
+        thread.join(120)

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.serve_process import MODEL, Served
-from tests.ui.browser import answer, log_in, nameless_controls, send, take_pictures
+from tests.ui.browser import FITS, answer, log_in, nameless_controls, send, take_pictures
 from tests.ui.page_process import page_process, reverse_proxy
 from tests.ui.served.visitor import DESKTOP, PHONE, TABS, barriers, fresh_chat, visitor
 
@@ -42,8 +42,7 @@ def test_no_tab_keeps_anybody_out(page: Page, tab: str) -> None:
     page.evaluate("document.body.classList.remove('dark')")
     assert nameless_controls(page) == []
     page.set_viewport_size(PHONE)
-    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(overflow) <= 0
+    page.wait_for_function(FITS)
     page.set_viewport_size(DESKTOP)
 
 
