@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from pagewire import LLM, LoRARequest, SamplingParams
 from pagewire.config import EngineConfig
 from pagewire.v1 import engine_pb2, inference_pb2, operations_pb2_grpc, sampling_pb2
 from pagewire_engine.build import build_engine
+from pagewire_engine.executor.base import PendingStep
+from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.service import EngineServer
+from pagewire_engine.step import StepPlan
 from pagewire_engine.worker import adapters as worker_adapters
 from pagewire_engine.worker.adapter_loading import LoadedWeights, load_weights
 from pagewire_frontend import server as server_module
@@ -279,7 +283,16 @@ async def test_the_list_tells_where_adapters_are(tiny: Tiny, server: FrontendSer
         await _load(server, "one", "two", in_place=True, version=loaded.version)
 
 
-async def test_unload_waits_for_requests_or_ends_them(server: FrontendServer) -> None:
+async def test_unload_waits_for_requests_or_ends_them(
+    server: FrontendServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = SingleProcessExecutor.launch
+
+    def slowly(self: SingleProcessExecutor, plan: StepPlan) -> PendingStep:
+        time.sleep(0.03)  # so that requests run for longer than it takes to ask for an unload
+        return launch(self, plan)
+
+    monkeypatch.setattr(SingleProcessExecutor, "launch", slowly)
     await _load(server, "one", "one")
     async with _http(server) as http:
         long = asyncio.create_task(_complete(http, "one", max_tokens=100))

@@ -110,7 +110,8 @@ def test_engine_frontend_and_page_serve_from_their_images(
     with running(frontend_image, frontend_flags) as frontend:
         # Alive, and healthy, with no engine there yet.
         wait_for_health(frontend, {"8000": http})
-        assert httpx.get(f"http://127.0.0.1:{http}/health", trust_env=False).status_code == 503
+        health = f"http://127.0.0.1:{http}/health"
+        assert httpx.get(health, trust_env=False, timeout=60).status_code == 503
         models = {str(smollm2_path.parent): "models"}
         with running(engine_image, [*engine_flags, "--max-model-len=256"], **models) as engine:
             # By the kernels that the image brings: it has no compiler.

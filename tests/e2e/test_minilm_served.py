@@ -56,7 +56,7 @@ def engine_target(minilm_folder: Path) -> Iterator[str]:
 @pytest.fixture
 async def server(engine_target: str) -> AsyncIterator[FrontendServer]:
     async with running_frontend(RemoteEngineClient(engine_target)) as running:
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
             health = f"http://127.0.0.1:{running.http_port}/health"
             while (await http.get(health)).is_error:  # noqa: ASYNC110 (it tells no event)
                 await asyncio.sleep(0.05)

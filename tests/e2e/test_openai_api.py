@@ -174,7 +174,7 @@ async def test_an_endless_upload_is_cut(
     monkeypatch.setattr(middleware, "LINGER_S", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
-    answer = await asyncio.wait_for(reader.readuntil(b"}}"), 5)
+    answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
     assert answer.startswith(b"HTTP/1.1 413 ")
 
     async def upload() -> None:
@@ -184,7 +184,7 @@ async def test_an_endless_upload_is_cut(
             await asyncio.sleep(0.05)
 
     with pytest.raises(ConnectionError):  # reset or broken pipe, as the kernel likes
-        await asyncio.wait_for(upload(), 10)
+        await asyncio.wait_for(upload(), 60)
 
 
 async def test_health_is_503_while_the_engine_is_away_and_live_stays_200(
@@ -211,7 +211,7 @@ async def test_an_engine_that_comes_back_with_another_model_is_asked_for_its_tok
     # Never with the old tokenizer: refused until the new one is there.
     response = await http.post("/v1/chat/completions", json=body)
     assert response.status_code in (200, 503)
-    for _ in range(100):
+    for _ in range(600):
         if (await http.get("/health")).status_code == 200:
             break
         await asyncio.sleep(0.05)
@@ -252,9 +252,9 @@ async def test_a_silent_stream_sends_comments(engine: FakeEngineClient) -> None:
     async with running_frontend(engine, sse_keepalive_s=0.05) as server:
         body = {"prompt": "a", "stream": True}
         reader, writer = await open_request(server, "/v1/completions", body)
-        head = await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), 5)
+        head = await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), 60)
         assert head.startswith(b"HTTP/1.1 200 OK")
-        await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), 5)
+        await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), 60)
         writer.close()
         await until(lambda: engine.aborted)
 
@@ -267,7 +267,7 @@ async def test_a_stop_in_mid_stream_aborts_after_the_grace_period(
         body = {"prompt": "a", "stream": True}
         reader, writer = await open_request(server, "/v1/completions", body)
         await reader.readuntil(b"data: ")
-        await asyncio.wait_for(server.stop(), 5)
+        await asyncio.wait_for(server.stop(), 60)
         assert len(engine.aborted) == 1
         assert engine.closed
         writer.close()
@@ -275,12 +275,12 @@ async def test_a_stop_in_mid_stream_aborts_after_the_grace_period(
 
 async def test_a_stopping_server_lets_running_streams_end(engine: FakeEngineClient) -> None:
     engine.delay_s = 0.02
-    async with running_frontend(engine, grace_period_s=5.0) as server:
+    async with running_frontend(engine, grace_period_s=60.0) as server:
         body = {"prompt": "a", "stream": True}
         reader, writer = await open_request(server, "/v1/completions", body)
         await reader.readuntil(b"data: ")
         stopping = asyncio.create_task(server.stop())
-        assert b"[DONE]" in await asyncio.wait_for(reader.read(), 5)
+        assert b"[DONE]" in await asyncio.wait_for(reader.read(), 60)
         await stopping
         assert engine.aborted == []
         writer.close()

@@ -112,9 +112,9 @@ def ports_of(served: Served) -> dict[int, str]:
 
 def connect(address: int | str) -> socket.socket:
     if isinstance(address, int):
-        return socket.create_connection(("127.0.0.1", address), timeout=10)
+        return socket.create_connection(("127.0.0.1", address), timeout=60)
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(10)
+    connection.settimeout(60)
     connection.connect(address)
     return connection
 

@@ -91,7 +91,7 @@ def http_context(ca: str, pair: Pair | None = None) -> ssl.SSLContext:
 
 
 async def http_status(port: int, context: ssl.SSLContext) -> int:
-    async with httpx.AsyncClient(verify=context) as http:
+    async with httpx.AsyncClient(verify=context, timeout=60) as http:
         return (await http.get(f"https://127.0.0.1:{port}/v1/models")).status_code
 
 
@@ -122,7 +122,7 @@ async def test_both_ports_speak_tls_and_nothing_else(files: Files) -> None:
             await http_status(server.http_port, http_context(files.other_ca))
         assert await grpc_code(target, files.other_ca) == grpc.StatusCode.UNAVAILABLE
         assert await grpc_code(target, None) == grpc.StatusCode.UNAVAILABLE
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             with pytest.raises(httpx.TransportError):
                 await http.get(f"http://127.0.0.1:{server.http_port}/health")
 
@@ -273,7 +273,8 @@ async def test_renewed_certificates_are_shown_at_both_ports_and_running_streams_
     ) as server:
         ports = server.http_port, server.grpc_port
         assert [await asyncio.to_thread(shown_at, port) for port in ports] == [old, old]
-        async with httpx.AsyncClient(verify=http_context(files.ca)) as http:
+        context = http_context(files.ca)
+        async with httpx.AsyncClient(verify=context, timeout=60) as http:
             url = f"https://127.0.0.1:{server.http_port}"
             assert (await http.get(f"{url}/v1/models")).status_code == 200
             put(files.replicas, served)

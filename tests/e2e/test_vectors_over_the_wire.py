@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_aborts_its_prompts(leaves: str) -> None:
     async with running_frontend(engine) as server:
         if leaves == "http":
             url = f"http://127.0.0.1:{server.http_port}/v1/embeddings"
-            async with httpx.AsyncClient(trust_env=False) as http:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
                 asked = asyncio.ensure_future(http.post(url, json={"input": ["a", "b", "c"]}))
                 await wait_until_async(lambda: len(engine.requests) == 3, "all have come")
                 asked.cancel()

@@ -434,7 +434,7 @@ def test_a_reset_forgets_what_blocks_hold() -> None:
 def test_looks_at_the_window_take_a_watchers_place() -> None:
     with FakeEngine() as engine, WirePeer(engine.target) as peer:
         asked = engine_pb2.GetStatsRequest(interval_ms=60_000)
-        watchers = [peer.stub.GetStats(asked, timeout=20) for _ in range(MAX_STATS_STREAMS)]
+        watchers = [peer.stub.GetStats(asked, timeout=120) for _ in range(MAX_STATS_STREAMS)]
         for watching in watchers:
             next(watching)
         look = engine_pb2.GetStatsRequest(with_window=True)
@@ -457,7 +457,7 @@ def test_a_watcher_sees_who_holds_which_block(engine: FakeEngine, peer: WirePeer
     peer.submit("watched", 1, max_tokens=4000)
     peer.submit("other", 2, max_tokens=4000)
     asked = engine_pb2.GetStatsRequest(interval_ms=1, with_window=True)
-    watching = peer.stub.GetStats(asked, timeout=10)
+    watching = peer.stub.GetStats(asked, timeout=60)
     wanted = {"watched", "other"}
     for stats in watching:
         window = stats.window

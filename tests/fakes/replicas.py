@@ -11,7 +11,8 @@ from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import Collected, request, wait_until_async
 
-NUM_TOKENS = 120
+# Long enough for what is done to engines while streams are in the middle.
+NUM_TOKENS = 240
 
 
 class Reachable(Protocol):
@@ -50,14 +51,14 @@ def shares(client: RemoteEngineClient, engines: Sequence[Reachable]) -> list[int
     return [told[engine.target] for engine in engines]
 
 
-def prompts(number: int) -> list[EngineRequest]:
+def prompts(number: int, max_tokens: int = NUM_TOKENS) -> list[EngineRequest]:
     """Greedy and seeded ones, with different prompts."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0, "seed": 5, "n": 2},
     ]
     return [
-        request(f"r{i}", (i + 1, i + 2, i + 3), max_tokens=NUM_TOKENS, **kinds[i % 2])
+        request(f"r{i}", (i + 1, i + 2, i + 3), max_tokens=max_tokens, **kinds[i % 2])
         for i in range(number)
     ]
 

@@ -10,7 +10,7 @@ from tests.e2e.wire_peer import wait_until_async
 from tests.faults.mixed_streams import Answer, Case, MixedStreams
 
 EARLIEST, LATEST = 0.2, 0.8
-_ATTEMPTS = 4
+_ATTEMPTS = 10
 _SETTLED_S = 0.5
 
 

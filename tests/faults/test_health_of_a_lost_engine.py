@@ -45,7 +45,7 @@ async def told(server: FrontendServer) -> tuple[int, int, int, int]:
 
 async def until_told(server: FrontendServer, wanted: tuple[int, int, int, int]) -> None:
     """gRPC's health is set anew now and then."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await told(server) != wanted:  # noqa: ASYNC110  # seen from outside alone
             await asyncio.sleep(0.05)
 
@@ -75,7 +75,7 @@ async def test_a_process_that_is_dead_or_stands_still(
     blow: signal.Signals, remedy: Callable[[FakeEngineProcess], None]
 ) -> None:
     with FakeEngineProcess(step_time_s=0.005) as engine:
-        client = RemoteEngineClient(engine.target, failover_window_s=60)
+        client = RemoteEngineClient(engine.target, failover_window_s=240)
         await goes_and_comes(
             client,
             engine.kill if blow is signal.SIGKILL else lambda: engine.signal(blow),
@@ -89,7 +89,7 @@ async def test_a_step_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None
     goes_on.set()
     with FakeEngine(step_time_s=0.005, on_execute=lambda plan: goes_on.wait(60)) as engine:
         try:
-            client = RemoteEngineClient(engine.target, failover_window_s=60)
+            client = RemoteEngineClient(engine.target, failover_window_s=240)
             await goes_and_comes(client, goes_on.clear, goes_on.set)
         finally:
             goes_on.set()

@@ -27,7 +27,8 @@ def assert_one_failed(answers: dict[str, Answer], tiny: TinyModel, computed: int
     """The deadly one after as many tokens as it may have told; the others are undisturbed."""
     poisoned = answers.pop(tiny.cases[0].name)
     assert poisoned.error.startswith("INTERNAL: the engine died of this request each time")
-    assert poisoned.num_tokens in range(max(0, computed - 2), computed + 1)
+    # The last ones may have been on their way from the engine when it died.
+    assert computed // 2 <= poisoned.num_tokens <= computed
     assert len(answers) == 31
     for name, answer in answers.items():
         answer.assert_equals(tiny.expected[name], name)
@@ -62,7 +63,7 @@ async def test_it_fails_alone_and_the_31_others_finish(tiny: TinyModel, computed
 @pytest.mark.slow
 async def test_one_that_makes_the_engine_hang_each_time_fails_alone(tiny: TinyModel) -> None:
     """The supervisor kills what makes no progress."""
-    flags = (*tiny.flags, "--engine-stall-timeout=4")
+    flags = (*tiny.flags, "--engine-stall-timeout=8")
     with RealServe(*flags, step_s=0.02, poison=f"{POISON_TOKEN}:0:hang") as serve:
         streams = MixedStreams(with_a_deadly_one(tiny), serve.http, serve.grpc)
         answers = await asyncio.wait_for(streams.run(), LIMIT_S)

@@ -18,6 +18,7 @@ from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import WirePeer, collect, request, wait_until_async
 from tests.fakes.fake_engine import ROOT, FakeEngineProcess
 from tests.fakes.replicas import (
+    NUM_TOKENS,
     Load,
     connected,
     prompts,
@@ -27,7 +28,7 @@ from tests.fakes.replicas import (
     undisturbed,
 )
 
-STEP_TIME_S = 0.01
+STEP_TIME_S = 0.02
 NUM_STREAMS = 16
 NUM_PROMPTS = 12
 
@@ -104,7 +105,7 @@ async def test_a_rolling_restart_under_load_fails_no_request(
         asking = [asyncio.create_task(ask()) for _ in range(12)]
         await wait_until_async(lambda: len(answers) > 12, "the load has begun")
         for engine in engines:
-            assert min(shares(client, engines)) > 0
+            await wait_until_async(lambda: min(shares(client, engines)) > 0, "both have some")
             engine.signal(signal.SIGTERM)
             await asyncio.to_thread(engine.wait, 60)
             assert client.ready
@@ -191,7 +192,7 @@ async def test_a_lone_engine_lets_its_requests_end_before_it_stops(
     client = RemoteEngineClient(f"127.0.0.1:{port}", failover_window_s=60.0)
     try:
         await client.start()
-        num_tokens = 100 if signals == 1 else 4000
+        num_tokens = 2 * NUM_TOKENS if signals == 1 else 4000
         load = Load(client, [request(f"r{i}", max_tokens=num_tokens) for i in range(4)])
         await load.in_the_middle()
         process.send_signal(signal.SIGTERM)

@@ -32,9 +32,10 @@ def epoch_of(target: str) -> int:
         return peer.stats().epoch
 
 
-def held_blocks_of(target: str) -> int:
+async def until_no_blocks_are_held(target: str) -> None:
+    """Those of the last step come back after its tokens were told."""
     with WirePeer(target) as peer:
-        return peer.num_held_blocks()
+        await wait_until_async(lambda: peer.num_held_blocks() == 0, "the blocks come back")
 
 
 async def until_ready(url: str) -> None:
@@ -65,7 +66,7 @@ async def test_over_an_engine_that_was_killed_and_started_again(tiny: TinyModel)
         await asyncio.to_thread(engine.start)
         assert epoch_of(engine.target) != epoch
         assert_undisturbed(await finish(caught), tiny, resumptions=1)
-        assert held_blocks_of(engine.target) == 0
+        await until_no_blocks_are_held(engine.target)
 
 
 @pytest.mark.slow
@@ -73,7 +74,8 @@ async def test_over_an_engine_that_was_killed_and_started_again(tiny: TinyModel)
 async def test_over_an_engine_that_the_supervisor_starts_again(
     tiny: TinyModel, blow: signal.Signals
 ) -> None:
-    flags = (*tiny.flags, "--engine-stall-timeout=4")
+    # One that is killed is not to be taken for stuck on a busy machine.
+    flags = (*tiny.flags, f"--engine-stall-timeout={8 if blow == signal.SIGSTOP else 60}")
     with RealServe(*flags, step_s=STEP_S) as serve:
         engine = serve.engine()
         caught = await catch_in_the_middle(
@@ -104,7 +106,7 @@ async def test_over_a_delta_socket_that_was_cut(tiny: TinyModel, wire: str) -> N
         assert_undisturbed(await finish(caught), tiny, resumptions=0)
         assert "the engine's session goes on" in frontend.output
         assert epoch_of(engine.target) == epoch
-        assert held_blocks_of(engine.target) == 0
+        await until_no_blocks_are_held(engine.target)
 
 
 @pytest.mark.slow
@@ -175,13 +177,13 @@ async def test_nothing_is_lost_while_the_frontend_stands_still_for_ten_seconds(
         frontend.signal(signal.SIGCONT)
         assert_undisturbed(await finish(caught), tiny, resumptions=0)
         assert epoch_of(engine.target) == epoch
-        assert held_blocks_of(engine.target) == 0
+        await until_no_blocks_are_held(engine.target)
 
 
 async def test_the_blocks_of_a_dead_frontend_come_back_after_the_session_timeout(
     tiny: TinyModel,
 ) -> None:
-    flags = (*tiny.flags, "--session-timeout=2")
+    flags = (*tiny.flags, "--session-timeout=5")
     with RealEngine(*flags, step_s=STEP_S) as engine, WirePeer(engine.target) as peer:
         with RealFrontend(engine.target) as frontend:
             caught = await catch_in_the_middle(
@@ -189,10 +191,10 @@ async def test_the_blocks_of_a_dead_frontend_come_back_after_the_session_timeout
             )
             engine.signal(signal.SIGCONT)
             frontend.kill()
+            held = await asyncio.to_thread(peer.num_held_blocks)
         # Its clients' connections are gone with it.
         with contextlib.suppress(Exception):
             await finish(caught)
-        held = await asyncio.to_thread(peer.num_held_blocks)
         await wait_until_async(lambda: peer.stats().num_sessions == 0, "the session is buried")
         await wait_until_async(lambda: peer.num_held_blocks() == 0, "the blocks come back")
         stats = peer.stats()

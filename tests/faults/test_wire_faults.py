@@ -49,7 +49,8 @@ PARAMS = {
         "max_tokens": 300,
     },
 }
-STEP_TIME_S = 0.005
+# The streams are to last for as long as a busy machine needs to begin with a fault.
+STEP_TIME_S = 0.01
 
 
 @pytest.fixture
@@ -173,9 +174,10 @@ async def test_streams_go_on_exactly_after_the_engine_stopped_on_purpose(
 async def test_a_draining_engine_hands_its_streams_to_its_successor(
     engine: FakeEngineProcess, client: RemoteEngineClient
 ) -> None:
-    running = Running(client)
-    await running.begun()
     with WirePeer(engine.target) as operator:
+        operator.stats()  # it is connected
+        running = Running(client)
+        await running.begun()
         drain = engine_pb2.DrainRequest(timeout_s=0.1)
         drained = await asyncio.to_thread(operator.stub.Drain, drain, timeout=30)
     assert drained.unfinished > 0
@@ -191,9 +193,10 @@ async def test_streams_go_on_exactly_after_the_engine_was_killed_while_it_draine
     engine: FakeEngineProcess, client: RemoteEngineClient
 ) -> None:
     epoch = client.model_info.epoch
-    running = Running(client)
-    await running.begun()
     with WirePeer(engine.target) as operator:
+        operator.stats()  # it is connected
+        running = Running(client)
+        await running.begun()
         drain = engine_pb2.DrainRequest(timeout_s=0.1)
         assert (await asyncio.to_thread(operator.stub.Drain, drain, timeout=30)).unfinished > 0
     engine.kill()
@@ -366,11 +369,12 @@ def test_nothing_is_lost_while_the_frontend_stands_still(
     with (
         FakeEngine(fake_config(stream_endpoint=endpoint), step_time_s=0.001) as engine,
         WirePeer(engine.target) as peer,
-        frontend_process(engine.target, 2000) as frontend,
+        frontend_process(engine.target, 4000) as frontend,
     ):
         assert frontend.stdout is not None
         frontend.send_signal(signal.SIGSTOP)
-        (session,) = engine.server._streams.sessions.all()
+        sessions_now = list(engine.server._streams.sessions.all())
+        (session,) = [each for each in sessions_now if each.streams]
         bases: set[int] = set()
 
         def overdue_twice() -> bool:
@@ -382,7 +386,7 @@ def test_nothing_is_lost_while_the_frontend_stands_still(
         frontend.send_signal(signal.SIGCONT)
         tokens = json.loads(frontend.stdout.readline())
         frontend.wait(60)
-        assert len(tokens) == 2000
+        assert len(tokens) == 4000
         wait_until(lambda: peer.num_held_blocks() == 0, "free blocks")
 
 

@@ -275,7 +275,7 @@ async def test_places_come_back_however_a_request_ends() -> None:
         base = f"http://127.0.0.1:{server.http_port}"
         body = {**CHAT, "stream": True}
         async with (
-            httpx.AsyncClient(base_url=base) as http,
+            httpx.AsyncClient(base_url=base, timeout=60) as http,
             http.stream("POST", "/v1/chat/completions", json=body),
         ):
             assert await tokenize_status(server) == 429
@@ -283,7 +283,9 @@ async def test_places_come_back_however_a_request_ends() -> None:
 
 
 async def tokenize_status(server: FrontendServer) -> int:
-    async with httpx.AsyncClient(verify=False) as http:  # certificates take long to read
+    async with httpx.AsyncClient(
+        verify=False, timeout=60
+    ) as http:  # certificates take long to read
         url = f"http://127.0.0.1:{server.http_port}/tokenize"
         return (await http.post(url, json=TEXT)).status_code
 
