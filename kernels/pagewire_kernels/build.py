@@ -1,6 +1,6 @@
 """Builds the C++ kernels: `python -m pagewire_kernels.build`.
 
-On x86 there are five levels of instructions, each a library of its own for every processor that
+On x86 there are six levels of instructions, each a library of its own for every processor that
 has them; `--all-levels` builds them all, for an image that runs elsewhere. Which one is loaded is
 decided where it runs. Other processors get what the compiler makes for the one it runs on.
 
@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from pagewire_kernels import matrix_registers
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 # Libraries that an image brings with it, where no compiler has to be.
@@ -66,17 +68,21 @@ class Level:
     processor: str = ""
 
 
-# The levels of the x86-64 psABI, best first, and two with products of integers and of bfloat16.
-# They are separate libraries, since parts of the C++ library that the compiler puts into each
-# object are merged when linked: with the wrong one's instructions.
+# The levels of the x86-64 psABI, best first, and three with products of integers, of bfloat16 and
+# of tiles of either. They are separate libraries, since parts of the C++ library that the compiler
+# puts into each object are merged when linked: with the wrong one's instructions.
+_TILES = frozenset(["amx_tile", "amx_bf16", "amx_int8"])
 _X86_V3 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
 _X86_V4 = _X86_V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+_X86_V4_BF16 = _X86_V4 | frozenset(["avx512_vnni", "avx512_bf16"])
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")
 X86_LEVELS = (
     Level(
-        "x86-64-v4-bf16",
-        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
-        _X86_V4 | frozenset(["avx512_vnni", "avx512_bf16"]),
+        "x86-64-v4-amx",
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        _X86_V4_BF16 | _TILES,
     ),
+    Level("x86-64-v4-bf16", _BF16_FLAGS, _X86_V4_BF16),
     Level(
         "x86-64-v4-vnni",
         ("-march=x86-64-v4", "-mavx512vnni"),
@@ -248,9 +254,12 @@ def _processor() -> str:
 
 
 def _features() -> frozenset[str]:
-    """What this machine's processor can do, by the kernel's names."""
+    """What this process can do on this machine's processor, by the kernel's names."""
     lines = [line for line in _first_processor() if line.startswith("flags")]
-    return frozenset(lines[0].partition(":")[2].split()) if lines else frozenset()
+    features = frozenset(lines[0].partition(":")[2].split()) if lines else frozenset()
+    if features >= _TILES and not matrix_registers.allowed():
+        return features - _TILES
+    return features
 
 
 def _first_processor() -> list[str]:

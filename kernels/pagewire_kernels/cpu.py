@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pagewire_kernels import matrix_registers
 from pagewire_kernels.attention import (
     AttentionBackend,
     AttentionMetadata,
@@ -256,6 +257,7 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
     Raises:
         BackendUnavailableError: it was not built for these sources and this processor.
     """
+    matrix_registers.allowed()  # a library that a caller names may use them
     path = path or library_path()
     if not path.exists():
         raise BackendUnavailableError(

@@ -6,8 +6,9 @@
 // bits alone, in a batch and in a prefill chunk of any length.
 //
 // Weights are fp32, bfloat16 or float16 (int8: linear_int8.cpp; bfloat16 too, where the processor
-// multiplies it: linear_bfloat16.cpp); inputs, sums and outputs are fp32. Every weight widens to fp32 exactly. So it is a question of speed alone where that happens:
-// few tokens wait for memory, and widen in the registers what they read once; many tokens find
+// multiplies it: linear_bfloat16.cpp; either by matrix registers: linear_*_tiles.cpp); inputs, sums
+// and outputs are fp32. Every weight widens to fp32 exactly. So it is a question of speed alone
+// where that happens: few tokens wait for memory, and widen in the registers what they read once; many tokens find
 // each panel widened in the first-level cache.
 
 #include "linear.h"
@@ -142,10 +143,10 @@ void multiply_piece(const Linear& l, const Piece& piece, const float* packed,
 }
 
 template <typename T>
-void work(const Linear& l, Pieces& pieces) {
+void work(const Linear& l, Pieces& pieces, int thread) {
   static thread_local std::vector<float> packed, wide;
   int64_t packed_token = -1;
-  for (Piece piece; pieces.take(piece);) {
+  for (Piece piece; pieces.take(thread, piece);) {
     const bool pack = piece.num_tokens >= kTokensToPack;
     if (pack && packed_token != piece.first_token) {
       const Parts<kRows> parts{piece.num_tokens};
@@ -162,7 +163,9 @@ void run(const Linear& linear, int64_t num_threads) {
   Pieces pieces(linear, num_threads, kMostPanels);
   OutOfMemory failure;
   Team::instance().run(pieces.threads(),
-                       [&](int) { failure.watch([&] { work<T>(linear, pieces); }); });
+                       [&](int thread) {
+    failure.watch([&] { work<T>(linear, pieces, thread); });
+  });
   failure.rethrow();
 }
 
@@ -212,12 +215,14 @@ extern "C" {
 // Outputs that share a panel; a packed weight has whole panels.
 int64_t pagewire_panel_size() { return pagewire::kPanel; }
 
-// The depth of packed panels: some kinds of weights go in pairs.
+// The depth of packed panels.
 int64_t pagewire_packed_depth(int32_t dtype, int64_t depth) {
   using namespace pagewire;
   const auto kind = static_cast<DType>(dtype);
-  const bool pairs = kind == DType::kInt8 || (kind == DType::kBFloat16 && kMultipliesBFloat16);
-  return pairs ? depth + depth % 2 : depth;
+  const int64_t unit = kind == DType::kInt8       ? kInt8Unit
+                       : kind == DType::kBFloat16 ? kBFloat16Unit
+                                                  : 1;
+  return (depth + unit - 1) / unit * unit;
 }
 
 void pagewire_pack_weight(int32_t dtype, const void* weight, void* panels, int64_t outputs,

@@ -71,8 +71,9 @@ struct Piece {
   int64_t first_token, num_tokens, first_panel, last_panel;
 };
 
-// The pieces of a product, which threads take one by one: a thread that the machine holds up
-// (the frontend shares the cores) does not hold up the work of the others.
+// The pieces of a product. Each thread has a stretch of panels, which it works through in their
+// order, so that memory can be asked for ahead; then it helps the others: a thread that the
+// machine holds up (the frontend shares the cores) does not hold up the work of all.
 class Pieces {
  public:
   // Panels are given out by `panels_together` or more.
@@ -84,19 +85,18 @@ class Pieces {
         threads_(2 * l.num_tokens * l.outputs * l.depth < kParallelFlops
                      ? 1
                      : std::min(num_threads, panels_)),
+        lanes_(std::min(threads_, kMostLanes)),
         columns_(std::min(groups_, threads_ == 1 ? 1 : kPiecesPerThread * threads_)),
         blocks_((l.num_tokens + kTokensAtOnce - 1) / kTokensAtOnce) {}
 
   int threads() const { return static_cast<int>(threads_); }
 
-  // The next one; false where none is left.
-  bool take(Piece& piece) {
-    const int64_t i = next_.fetch_add(1);
-    if (i >= blocks_ * columns_) return false;
-    const int64_t first_token = i / columns_ * kTokensAtOnce, column = i % columns_;
-    piece = {first_token, std::min(kTokensAtOnce, tokens_ - first_token), first_panel(column),
-             first_panel(column + 1)};
-    return true;
+  // The next one for this thread; false where none is left.
+  bool take(int thread, Piece& piece) {
+    for (int64_t i = 0; i < lanes_; ++i) {
+      if (take_of((thread + i) % lanes_, piece)) return true;
+    }
+    return false;
   }
 
  private:
@@ -104,28 +104,54 @@ class Pieces {
   static constexpr int64_t kPiecesPerThread = 64;
   // Below it a second thread costs more than it saves.
   static constexpr int64_t kParallelFlops = 1 << 19;
+  // More threads share these.
+  static constexpr int64_t kMostLanes = 64;
+
+  struct alignas(64) Lane {
+    std::atomic<int64_t> next{0};
+  };
+
+  bool take_of(int64_t lane, Piece& piece) {
+    const int64_t begin = columns_ * lane / lanes_;
+    const int64_t columns = columns_ * (lane + 1) / lanes_ - begin;
+    // An empty lane is left alone: its counter belongs to another thread's cache.
+    if (next_[lane].next.load(std::memory_order_relaxed) >= blocks_ * columns) return false;
+    const int64_t i = next_[lane].next.fetch_add(1, std::memory_order_relaxed);
+    if (i >= blocks_ * columns) return false;
+    const int64_t first_token = i / columns * kTokensAtOnce, column = begin + i % columns;
+    piece = {first_token, std::min(kTokensAtOnce, tokens_ - first_token), first_panel(column),
+             first_panel(column + 1)};
+    return true;
+  }
 
   int64_t first_panel(int64_t column) const {
     return std::min(panels_, together_ * (groups_ * column / columns_));
   }
 
-  int64_t tokens_, panels_, together_, groups_, threads_, columns_, blocks_;
-  std::atomic<int64_t> next_{0};
+  int64_t tokens_, panels_, together_, groups_, threads_, lanes_, columns_, blocks_;
+  Lane next_[kMostLanes];
 };
 
-// The kernels of int8 weights (linear_int8.cpp).
+// Packed panels of some kinds of weights are a multiple of so much deep: of pairs that an
+// instruction multiplies and adds, or of the tiles of a matrix register.
+#if defined(__AMX_TILE__)
+constexpr int64_t kInt8Unit = 64, kBFloat16Unit = 32;
+#elif defined(__AVX512BF16__)
+constexpr int64_t kInt8Unit = 2, kBFloat16Unit = 2;
+#else
+constexpr int64_t kInt8Unit = 2, kBFloat16Unit = 1;
+#endif
+
+// The kernels of int8 weights (linear_int8_tiles.cpp, linear_int8.cpp).
 void pack_int8(const int8_t* weight, int8_t* panels, int64_t outputs, int64_t depth,
                int64_t stride, int64_t num_threads);
 void unpack_int8(const int8_t* panels, const float* scales, const int64_t* rows, float* output,
                  int64_t num_rows, int64_t depth);
 void multiply_int8(const Linear& linear, int64_t num_threads);
 
-// The kernels of bfloat16 weights where the processor has its products (linear_bfloat16.cpp).
-#if defined(__AVX512BF16__)
-constexpr bool kMultipliesBFloat16 = true;
-#else
-constexpr bool kMultipliesBFloat16 = false;
-#endif
+// The kernels of bfloat16 weights where the processor has its products (linear_bfloat16_tiles.cpp,
+// linear_bfloat16.cpp).
+constexpr bool kMultipliesBFloat16 = kBFloat16Unit > 1;
 void pack_bfloat16(const bfloat16* weight, bfloat16* panels, int64_t outputs, int64_t depth,
                    int64_t stride, int64_t num_threads);
 void unpack_bfloat16(const bfloat16* panels, const int64_t* rows, float* output, int64_t num_rows,

@@ -2,7 +2,7 @@
 // BF16): twice the products of a multiply-add in fp32. Inputs are rounded to bfloat16, products are
 // exact, and each sum is one chain in fp32: a row gives the same bits in any batch.
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
 
 #include "linear_pairs.h"
 
@@ -22,8 +22,7 @@ struct BFloat16Pairs {
     std::copy(in + whole, in + count, tail);
     for (int64_t i = 0; i <= whole; i += W) {
       const FloatV<W> x = load<W>(i < whole ? in + i : tail);
-      const __m256bh narrow = _mm512_cvtneps_pbh((__m512)x);
-      std::memcpy(out + i, &narrow, sizeof(narrow));
+      store(out + i, x);
     }
     return 1.0f;
   }
@@ -44,12 +43,12 @@ struct BFloat16Pairs {
 
 void pack_bfloat16(const bfloat16* weight, bfloat16* panels, int64_t outputs, int64_t depth,
                    int64_t stride, int64_t num_threads) {
-  pack_pairs(weight, panels, outputs, depth, stride, num_threads);
+  pack_groups<2, kBFloat16Unit>(weight, panels, outputs, depth, stride, num_threads);
 }
 
 void unpack_bfloat16(const bfloat16* panels, const int64_t* rows, float* output, int64_t num_rows,
                      int64_t depth) {
-  unpack_pairs<bfloat16>(panels, nullptr, rows, output, num_rows, depth);
+  unpack_groups<2, kBFloat16Unit>(panels, nullptr, rows, output, num_rows, depth);
 }
 
 void multiply_bfloat16(const Linear& linear, int64_t num_threads) {

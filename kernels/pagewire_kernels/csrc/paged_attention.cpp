@@ -6,17 +6,26 @@
 // of kTile from the sequence's start. So results are bit for bit the same alone, in a batch, and
 // under any chunking that keeps a row a prefill row.
 
+#include <type_traits>
+
 #include "decode.h"
 #include "errors.h"
 #include "kernels.h"
 #include "prefill.h"
+#include "prefill_tiles.h"
 #include "team.h"
 
 namespace pagewire {
 namespace {
 
 constexpr int64_t kParallelElements = 1 << 16;  // of what is written to a cache
-constexpr int64_t kRowsPerTask = 64;  // prefill: query rows (tokens x sharing heads) of one task
+// Query rows (tokens x sharing heads) of one prefill task. More of them share the packing of keys
+// and values, which takes longer than a product of tiles.
+#if defined(__AMX_TILE__)
+constexpr int64_t kRowsPerTask = 192;
+#else
+constexpr int64_t kRowsPerTask = 64;
+#endif
 
 std::vector<Task> plan_tasks(const Layer& layer, int64_t num_sequences, int64_t num_decodes,
                              int64_t num_threads) {
@@ -46,6 +55,16 @@ std::vector<Task> plan_tasks(const Layer& layer, int64_t num_sequences, int64_t 
   return tasks;
 }
 
+template <typename T>
+void attend_chunk(const Layer& layer, const Task& task) {
+#if defined(__AMX_TILE__)
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (layer.head_dim % kDepth == 0) return prefill_by_tiles(layer, task);
+  }
+#endif
+  prefill<T, kWidth>(layer, task);
+}
+
 template <typename T, int W>
 void run(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads) {
   const auto count = static_cast<int64_t>(tasks.size());
@@ -54,7 +73,7 @@ void run(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads
   share_out(count, threads, [&](int64_t i) {
     failure.watch([&] {
       if (tasks[i].num_tokens) {
-        prefill<T, kWidth>(layer, tasks[i]);
+        attend_chunk<T>(layer, tasks[i]);
       } else {
         decode<T, W>(layer, tasks[i], i + threads < count ? &tasks[i + threads] : nullptr);
       }

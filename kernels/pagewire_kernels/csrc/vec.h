@@ -25,6 +25,8 @@ struct half {
   uint16_t bits;
 };
 
+inline int64_t rounded_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
 // Vectors at any address: rows of a cache are aligned to their elements only.
 template <int W>
 struct Vec {
@@ -148,6 +150,13 @@ inline void store_scalar(half* p, float x) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+inline void store(bfloat16* p, FloatV<16> x) {
+  const __m256bh narrow = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(p, &narrow, sizeof(narrow));
+}
+#endif
+
 // The sums of four vectors' lanes, in two rounds of pairwise additions and one across halves.
 inline Vec<4>::Float sum_lanes(FloatV<8> a, FloatV<8> b, FloatV<8> c, FloatV<8> d) {
   const FloatV<8> ab = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13) +
@@ -200,16 +209,9 @@ inline bool any(Mask mask) {
   return all != 0;
 }
 
-// exp for x <= 0 within 2 units in the last place; 0 below -87. Cephes' expf polynomial.
+// exp(x - n ln 2) where that is near zero. Cephes' expf polynomial.
 template <int W>
-inline FloatV<W> exp_negative(FloatV<W> x) {
-  using Int = typename Vec<W>::Int;
-  const Int below = x < broadcast<W>(-87.0f);
-  x = below ? broadcast<W>(-87.0f) : x;
-  FloatV<W> scaled = x * 1.44269504088896341f;
-  // Rounds to the nearest whole number: truncation after moving away from zero by a half.
-  Int whole = __builtin_convertvector(scaled - 0.5f, Int);
-  FloatV<W> n = __builtin_convertvector(whole, FloatV<W>);
+inline FloatV<W> exp_of_rest(FloatV<W> x, FloatV<W> n) {
   FloatV<W> r = x - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
   FloatV<W> y = broadcast<W>(1.9875691500e-4f);
@@ -218,8 +220,27 @@ inline FloatV<W> exp_negative(FloatV<W> x) {
   y = y * r + 4.1665795894e-2f;
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
-  FloatV<W> power = (FloatV<W>)((whole + 127) << 23);
+  return y * r * r + r + 1.0f;
+}
+
+// exp for x <= 0 within 2 units in the last place; 0 below -87.
+template <int W>
+inline FloatV<W> exp_negative(FloatV<W> x) {
+  using Int = typename Vec<W>::Int;
+  constexpr float kLog2E = 1.44269504088896341f;
+#if defined(__AVX512F__)
+  if constexpr (W == 16) {
+    const __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    const __m512 n = _mm512_roundscale_ps((__m512)(x * kLog2E), _MM_FROUND_TO_NEAREST_INT);
+    return (FloatV<W>)_mm512_maskz_scalef_ps(seen, (__m512)exp_of_rest<W>(x, (FloatV<W>)n), n);
+  }
+#endif
+  const Int below = x < broadcast<W>(-87.0f);
+  x = below ? broadcast<W>(-87.0f) : x;
+  // Rounds to the nearest whole number: truncation after moving away from zero by a half.
+  const Int whole = __builtin_convertvector(x * kLog2E - 0.5f, Int);
+  const FloatV<W> y = exp_of_rest<W>(x, __builtin_convertvector(whole, FloatV<W>));
+  const FloatV<W> power = (FloatV<W>)((whole + 127) << 23);
   return below ? FloatV<W>{} : y * power;
 }
 

@@ -34,14 +34,22 @@ def weight_of(kind: str, outputs: int, depth: int) -> torch.Tensor | Int8Weight:
     return quantize_int8(weight) if kind == "int8" else weight.to(getattr(torch, kind))
 
 
-def rounded_inputs(hidden: torch.Tensor) -> torch.Tensor:
+def packed_unit(dense: CpuDense, dtype: torch.dtype) -> int:
+    """What the depth of packed weights is a multiple of: pairs, or the tiles of a register."""
+    weight = torch.zeros(1, 1)
+    plain = quantize_int8(weight) if dtype == torch.int8 else weight.to(dtype)
+    return dense.pack(plain).panels.shape[1]
+
+
+def rounded_inputs(dense: CpuDense, hidden: torch.Tensor) -> torch.Tensor:
     """What the kernels of int8 weights compute with: [T, depth] in fp64.
 
     16 bits, and a scale for each token and stretch of at most 512 inputs, of which there are as
     few as possible and each as long.
     """
-    pairs = -(-hidden.shape[1] // 2)
-    length = 2 * -(-pairs // -(-pairs // 256))
+    unit = packed_unit(dense, torch.int8)
+    units = -(-hidden.shape[1] // unit)
+    length = unit * -(-units // -(-units // (512 // unit)))
     parts, most = [], torch.tensor(32767.0)
     for part in hidden.split(length, dim=1):
         largest = part.abs().amax(dim=1, keepdim=True)
@@ -53,18 +61,17 @@ def rounded_inputs(hidden: torch.Tensor) -> torch.Tensor:
 def multiplied_inputs(dense: CpuDense, kind: str, hidden: torch.Tensor) -> torch.Tensor:
     """What the kernels compute with, in fp64, for each kind of weights."""
     if kind == "int8":
-        return rounded_inputs(hidden)
-    # Where they go in pairs, the processor's own products of bfloat16 are used.
-    packed = dense.pack(torch.zeros(1, 1, dtype=torch.bfloat16))
-    in_pairs = packed.panels.shape[1] == 2
-    return (hidden.bfloat16() if kind == "bfloat16" and in_pairs else hidden).double()
+        return rounded_inputs(dense, hidden)
+    # Where they go in pairs or tiles, the processor's own products of bfloat16 are used.
+    rounded = kind == "bfloat16" and packed_unit(dense, torch.bfloat16) > 1
+    return (hidden.bfloat16() if rounded else hidden).double()
 
 
 def widened(weight: torch.Tensor | Int8Weight) -> torch.Tensor:
     return weight.dequantized() if isinstance(weight, Int8Weight) else weight.float()
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 6, 7, 13, 32, 96, 97, 200])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 6, 7, 13, 17, 32, 33, 96, 97, 200])
 @pytest.mark.parametrize(
     ("outputs", "depth"), [(64, 32), (1, 7), (50, 33), (257, 96), (16, 1), (20, 1101)]
 )

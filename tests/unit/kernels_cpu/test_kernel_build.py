@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagewire_kernels import build, cpu
+from pagewire_kernels import build, cpu, matrix_registers
 from pagewire_kernels.attention import BackendUnavailableError, load_attention_backend
 from pagewire_kernels.background_build import BackgroundBuild
 from pagewire_kernels.cpu_dense import CpuDense
@@ -78,14 +78,17 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing_behind(
     assert not list(nothing_built.rglob("*.so"))
 
 
+@pytest.mark.parametrize("allowed", [True, False])
 def test_a_processor_gets_the_best_level_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(build, "_CPU_INFO", tmp_path / "cpuinfo")
-    bf16, vnni, v4, v3, base = build.X86_LEVELS
+    monkeypatch.setattr(matrix_registers, "allowed", lambda: allowed)
+    amx, bf16, vnni, v4, v3, base = build.X86_LEVELS
     some = sorted(v4.features - {"avx512vl"})
     for level, flags in [
+        (amx if allowed else bf16, [*sorted(amx.features), "amx_fp16"]),
         (bf16, [*sorted(bf16.features), "amx_tile"]),
         (vnni, [*sorted(vnni.features), "amx_tile"]),
         (v4, [*sorted(v4.features), "avx_vnni"]),
@@ -96,7 +99,7 @@ def test_a_processor_gets_the_best_level_it_has(
     ]:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {' '.join(flags)}\n\n")
         assert build.own_level() == level
-    assert len({build.library_path(level) for level in build.X86_LEVELS}) == 5
+    assert len({build.library_path(level) for level in build.X86_LEVELS}) == 6
 
 
 @pytest.mark.usefixtures("built_kernels")
@@ -109,7 +112,9 @@ def test_lower_levels_compute_the_same(level: build.Level) -> None:
     hidden, weight = torch.randn(30, 70, generator=generator), torch.randn(50, 70)
     for narrow in (weight, weight.bfloat16(), weight.half()):
         got = dense.linear(hidden, dense.pack(narrow))
-        torch.testing.assert_close(got, hidden @ narrow.float().t(), atol=1e-4, rtol=1e-5)
+        rounds = narrow.dtype == torch.bfloat16 and "avx512_bf16" in level.features
+        inputs = hidden.bfloat16().float() if rounds else hidden
+        torch.testing.assert_close(got, inputs @ narrow.float().t(), atol=1e-4, rtol=1e-5)
     rounded = quantize_int8(weight)
     got = dense.linear(hidden, dense.pack(rounded))
     # Inputs are rounded to 16 bits.

@@ -1,0 +1,86 @@
+// What linears share whose inputs are rounded to 16 bits and whose depth goes in groups: pairs
+// (linear_pairs.h) or tiles (linear_tiles.h) of numbers that one instruction multiplies and adds.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "linear.h"
+#include "team.h"
+
+namespace pagewire {
+namespace {
+
+constexpr int64_t kParallelInputs = 1 << 14;  // fewer are rounded by one thread
+// Elements more than needed between rows, which would meet in the same sets of the cache if they
+// lay a power of two apart; and room for whole vectors.
+constexpr int64_t kSpread = 32;
+
+// The depth of a weight in units, cut into stretches of which each has one sum and one scale:
+// near-equal ones, since each costs something.
+struct Stretches {
+  int64_t depth = 0, units = 0, count = 0, length = 0;
+
+  Stretches() = default;
+  Stretches(int64_t depth, int64_t unit, int64_t most_units)
+      : depth(depth),
+        units((depth + unit - 1) / unit),
+        count((units + most_units - 1) / most_units),
+        length((units + count - 1) / std::max<int64_t>(1, count)) {}
+};
+
+// panels[ceil(outputs / kPanel)][ceil(depth / UNIT) * UNIT / GROUP][kPanel][GROUP]; zero where
+// there is no output or no depth.
+template <int GROUP, int64_t UNIT, typename T>
+void pack_groups(const T* weight, T* panels, int64_t outputs, int64_t depth, int64_t stride,
+                 int64_t num_threads) {
+  const int64_t count = (outputs + kPanel - 1) / kPanel, padded = rounded_up(depth, UNIT);
+  split_evenly(count, num_threads, [&](int64_t panel) {
+    T* out = panels + panel * kPanel * padded;
+    for (int64_t i = 0; i < kPanel; ++i) {
+      const int64_t row = panel * kPanel + i;
+      const T* in = weight + row * stride;
+      for (int64_t k = 0; k < padded; ++k) {
+        out[(k / GROUP * kPanel + i) * GROUP + k % GROUP] =
+            row < outputs && k < depth ? in[k] : T{};
+      }
+    }
+  });
+}
+
+// `scales` has one for each output, or is null.
+template <int GROUP, int64_t UNIT, typename T>
+void unpack_groups(const T* panels, const float* scales, const int64_t* rows, float* output,
+                   int64_t num_rows, int64_t depth) {
+  const int64_t size = rounded_up(depth, UNIT) * kPanel;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const T* in = panels + rows[r] / kPanel * size + rows[r] % kPanel * GROUP;
+    const float scale = scales ? scales[rows[r]] : 1.0f;
+    for (int64_t k = 0; k < depth; ++k) {
+      output[r * depth + k] = to_float(in[k / GROUP * kPanel * GROUP + k % GROUP]) * scale;
+    }
+  }
+}
+
+// Calls round(token, input) for each token of a part of the product, then work(part, piece) for
+// each of its pieces.
+template <typename Prepare, typename Round, typename Work>
+void multiply_parts(const Linear& linear, int64_t num_threads, int64_t panels_together,
+                    const Prepare& prepare, const Round& round, const Work& work) {
+  for (int64_t first = 0; first < linear.num_tokens; first += kTokensAtOnce) {
+    Linear part = linear;
+    part.num_tokens = std::min(kTokensAtOnce, linear.num_tokens - first);
+    part.input += first * part.input_stride;
+    part.output += first * part.output_stride;
+    prepare(part);
+    const bool small = part.num_tokens * part.depth < kParallelInputs;
+    split_evenly(part.num_tokens, small ? 1 : num_threads,
+                 [&](int64_t token) { round(token, part.input + token * part.input_stride); });
+    Pieces pieces(part, num_threads, panels_together);
+    Team::instance().run(pieces.threads(), [&](int thread) { work(part, pieces, thread); });
+  }
+}
+
+}  // namespace
+}  // namespace pagewire
