@@ -47,6 +47,15 @@ BAD_SAMPLING: list[tuple[str, Any]] = [
     ("max_tokens", 10**9),
     ("min_tokens", -1),
     ("stop_token_ids", [OUTSIDE]),
+    # Beyond what a float32 or an int32 holds, and just beyond a bound.
+    ("temperature", 1e39),
+    ("temperature", -1e-9),
+    ("top_p", 1.0000001),
+    ("min_p", -1e-9),
+    ("repetition_penalty", 1e39),
+    ("n", -(2**31)),
+    ("max_tokens", 2**31 - 1),
+    ("stop_token_ids", [2**32 - 1]),
 ]
 
 
@@ -151,7 +160,26 @@ async def test_grpc_refuses_bad_sampling_values(serving: Serving, field: str, va
         assert context.violations() == [f"sampling_params.{field}"]
 
 
-@pytest.mark.parametrize("bias", [{str(OUTSIDE): 1.0}, {"1": 101.0}, {"1": NAN}, {"x": 1}])
+@pytest.mark.parametrize(
+    "bias",
+    [
+        {str(OUTSIDE): 1.0},
+        {"1": 101.0},
+        {"1": NAN},
+        {"x": 1},
+        # Numbers for Python's int, and for nobody else.
+        {"1_0": 1},
+        {" 5": 1},
+        {"+5": 1},
+        {"٣": 1},
+        # Token 5 where 32 bits are left of it.
+        {str(2**32 + 5): 1},
+        {"5" * 5000: 1},
+        {"5": True},
+        {"5": "1"},
+        {"5": None},
+    ],
+)
 async def test_http_refuses_a_bad_logit_bias(
     http: httpx.AsyncClient, bias: dict[str, float]
 ) -> None:
@@ -181,6 +209,17 @@ async def test_grpc_refuses_a_bad_logit_bias(serving: Serving, token_id: int, bi
         ("stream", "yes"),
         ("model", 7),
         ("stop_token_ids", ["a"]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", [5.5]),
+        ("stop_token_ids", [2**32 + 5]),
+        ("stop_token_ids", 5),
+        ("n", 2**32 + 1),
+        ("max_tokens", 2**32 + 4),
+        ("top_k", 2**63),
+        ("min_tokens", True),
+        ("seed", 1.5),
+        ("stop", ["a", ""]),
+        ("stop", [["a"]]),
         ("logit_bias", [1]),
         ("stream_options", {"include_usage": True}),  # without stream
     ],
