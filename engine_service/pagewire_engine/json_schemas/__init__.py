@@ -32,4 +32,6 @@ def normalised_schema(text: str, *, lenient: bool = False) -> str:
     schema: dict[str, Any] = document.root
     if document.is_one:
         schema = Narrowing(document, lenient=lenient).rewritten()
+    # What llguidance takes for settings of its own: white space without bounds, say, or no `oneOf`.
+    schema = {name: value for name, value in schema.items() if name != "x-guidance"}
     return json.dumps(schema, ensure_ascii=False)

@@ -112,6 +112,22 @@ def test_as_many_choices_as_are_taken_can_be_followed(compiler: GrammarCompiler)
     assert accepts(compiler, nested, "a" * 699)
 
 
+@pytest.mark.parametrize(
+    ("settings", "schema", "text"),
+    [
+        ({"whitespace_pattern": "[ ]*"}, {"type": "object"}, "{" + " " * 40 + "}"),
+        ({"item_separator": ";"}, {"type": "array"}, "[1;2]"),
+        ({"key_separator": "="}, {"type": "object"}, '{"a"=1}'),
+    ],
+    ids=["white space", "between items", "after names"],
+)
+def test_a_schema_does_not_change_what_json_is(
+    compiler: GrammarCompiler, settings: dict[str, Any], schema: dict[str, Any], text: str
+) -> None:
+    constraint = StructuredOutput(json_schema=json.dumps(schema | {"x-guidance": settings}))
+    assert not accepts(compiler, constraint, text)
+
+
 def test_white_space_between_json_tokens_is_bounded(compiler: GrammarCompiler) -> None:
     constraint = StructuredOutput(json_object=True)
     assert accepts(compiler, constraint, '{\n        "a": [\n\t1,  2]\n}')
