@@ -34,6 +34,8 @@ _MOST_REASON_CHARACTERS = 500
 # One space or two, or a line break with an indent: what JSON is printed with. Models that are free
 # to write white space without end sometimes do.
 _JSON_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": r"[ ]{1,2}|\r?\n[ \t]{0,32}"}
+# A schema within a Lark grammar, and what may look like one: strings, expressions, comments.
+_LARK_PIECES = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*(?P<brace>\{)')
 NO_TEXT = "no text satisfies it"
 _ANY_OBJECT = '{"type": "object"}'
 
@@ -158,7 +160,28 @@ def _answer_text(constraint: StructuredOutput) -> str:
         raise _wrong(constraint, "it is nested too deeply") from None
     except Exception as error:  # the converter's own, which has no public base
         raise _wrong(constraint, str(error)) from None
-    return LLMatcher.grammar_from_lark(lark)
+    return LLMatcher.grammar_from_lark(_with_bounded_space(lark))
+
+
+def _with_bounded_space(lark: str) -> str:
+    """A Lark grammar whose `%json` schemas have our white space, where they ask for no other."""
+    pieces: list[str] = []
+    end = 0
+    for match in _LARK_PIECES.finditer(lark):
+        if match["brace"] is None or match.start() < end:
+            continue
+        start = match.start("brace")
+        try:
+            schema, stop = json.JSONDecoder().raw_decode(lark, start)
+        except (ValueError, RecursionError):
+            continue  # the compiler tells
+        if "x-guidance" in schema:
+            continue
+        comma = "," if schema else ""
+        pieces.append(f'{lark[end : start + 1]}"x-guidance":{json.dumps(_JSON_DEFAULTS)}{comma}')
+        pieces.append(lark[start + 1 : stop])
+        end = stop
+    return "".join([*pieces, lark[end:]])
 
 
 def unique_places(constraint: StructuredOutput) -> Place | None:

@@ -128,6 +128,25 @@ def test_a_schema_does_not_change_what_json_is(
     assert not accepts(compiler, constraint, text)
 
 
+@pytest.mark.parametrize("schema", ["{}", '{"type": "object"}', '{"properties": {"a": {}}}'])
+def test_white_space_of_json_within_a_grammar_is_bounded(
+    compiler: GrammarCompiler, schema: str
+) -> None:
+    grammar = f'start: "%json {{}}" X %json {schema} // %json {{}}\nX: /%json [{{}}]/'
+    begun = "%json {}%json {{"
+    constraint = StructuredOutput(grammar=grammar)
+    assert accepts(compiler, constraint, begun + '\n        "a": 1}')
+    for space in (" " * 3, "\n\n", "\n" + " " * 33):
+        assert not accepts(compiler, constraint, begun + space + '"a": 1}')
+
+
+def test_a_schema_within_a_grammar_may_ask_for_other_white_space(
+    compiler: GrammarCompiler,
+) -> None:
+    grammar = 'start: %json {"x-guidance": {"whitespace_pattern": "_+"}}'
+    assert accepts(compiler, StructuredOutput(grammar=grammar), "[___1]")
+
+
 def test_white_space_between_json_tokens_is_bounded(compiler: GrammarCompiler) -> None:
     constraint = StructuredOutput(json_object=True)
     assert accepts(compiler, constraint, '{\n        "a": [\n\t1,  2]\n}')
