@@ -152,6 +152,19 @@ def test_compose_services_have_no_rights_and_write_to_memory_or_volumes_alone() 
         assert {"/tmp", "/cache"} <= set(places)
 
 
+def test_compose_services_may_end_their_streams_when_they_are_stopped() -> None:
+    for service in compose()["services"].values():
+        seconds = float(service["stop_grace_period"].removesuffix("s"))
+        assert seconds > 2 * FrontendConfig().grace_period_s
+
+
+def test_compose_s_memory_filesystems_are_such_as_podman_takes_too() -> None:
+    # Docker takes a user's and a group's number as well.
+    for service in compose()["services"].values():
+        options = [place.partition(":")[2] for place in service["tmpfs"]]
+        assert set(options) == {"mode=1777"}
+
+
 def test_the_cpu_variant_resets_the_gpu_and_takes_the_smaller_image() -> None:
     text = (DOCKER / "compose.cpu.yaml").read_text()
     assert "deploy: !reset null" in text
