@@ -38,6 +38,13 @@ ANSWERED, LEFT, OUT_OF_TIME, LOST_WITH_FRONTEND = "answered", "left", "out of ti
 CONVICTED = "convicted"
 CONVICTION = "the engine died of this request"
 DEATHS_OF_A_CONVICT = 3
+# Tokens of a sequence. Who comes by so many through its trial has come past the step in which the
+# engine may have died before, whoever was behind by how many frames; and who had come past that by
+# some more, when it died again, was not even to be tried.
+MOST_OF_A_TRIAL = 64
+MOST_BEFORE_A_TRIAL = MOST_OF_A_TRIAL + 24
+# With a conviction the death before it is explained too.
+DEATHS_BETWEEN_CONVICTS = 2
 # After the engine's last death, so that its memory can be watched.
 QUIET_SHARE = 0.25
 MOST_GROWTH_BYTES = 24 << 20
@@ -49,9 +56,14 @@ class LeftError(Exception):
 
 @dataclass
 class ImpatientAnswer(Answer):
-    """Leaves after some tokens."""
+    """Leaves after some tokens.
+
+    Attributes:
+        after_kills: tokens that it had when the engine was there again, by the number of the kill.
+    """
 
     leaves_after: float = float("inf")
+    after_kills: dict[int, int] = field(default_factory=dict)
 
     def add(self, *new: object) -> None:  # type: ignore[override]
         super().add(*new)  # type: ignore[arg-type]
@@ -64,11 +76,13 @@ class Frontend:
 
     Attributes:
         deaths: how often it was killed.
+        convictions: kills of the engine that there had been at each conviction.
     """
 
     def __init__(self, engine: RealEngine) -> None:
         self.process = RealFrontend(engine.target)
         self.deaths = 0
+        self.convictions: list[int] = []
         self.ready = asyncio.Event()
         self._connections: list[tuple[grpc.aio.Channel, httpx.AsyncClient]] = []
 
@@ -111,6 +125,7 @@ class Chaos:
         ends: how requests ended, counted.
         faults: what was done, counted.
         resumptions: of the answered requests.
+        under_way: what has come of the requests that have not ended, by their number.
     """
 
     tiny: TinyModel
@@ -122,6 +137,7 @@ class Chaos:
     faults: Counter[str] = field(default_factory=Counter)
     resumptions: int = 0
     started: int = 0
+    under_way: dict[int, ImpatientAnswer] = field(default_factory=dict)
 
     @property
     def num_kills(self) -> int:
@@ -141,6 +157,8 @@ class Chaos:
         deadline_s = dice.choice([None] * 6 + [0.1, 1.0])
         answer = ImpatientAnswer(leaves_after=dice.choice([float("inf")] * 5 + [0, 20, 60]))
         deaths, kills = frontend.deaths, self.num_kills
+        number = self.started
+        self.under_way[number] = answer
         try:
             # Over HTTP a client that is out of time just leaves.
             async with asyncio.timeout(deadline_s if case.over_http else None):
@@ -151,6 +169,8 @@ class Chaos:
             return OUT_OF_TIME
         except httpx.TransportError as error:
             answer.error = repr(error)
+        finally:
+            del self.under_way[number]
         expected = self.tiny.expected[case.name]
         answer.assert_begins(expected, case.name)
         if frontend.deaths != deaths:
@@ -158,16 +178,35 @@ class Chaos:
         if deadline_s is not None and answer.error.startswith("DEADLINE_EXCEEDED"):
             return OUT_OF_TIME
         if CONVICTION in answer.error and self.num_kills - kills >= DEATHS_OF_A_CONVICT:
+            self.check_conviction(frontend, case, answer)
             return CONVICTED
         answer.assert_equals(expected, case.name)
         self.resumptions += answer.resumptions
         return ANSWERED
+
+    def check_conviction(self, frontend: Frontend, case: Case, answer: ImpatientAnswer) -> None:
+        """Chance alone may have made this request look guilty, by all that a client can know."""
+        num_sequences = case.sampling.get("n", 1)
+        told = f"{case.name}: {answer.num_tokens} tokens, {answer.after_kills} after kills"
+        # It is told when the engine is there again; how much there was before its last two lives?
+        most = MOST_OF_A_TRIAL * num_sequences
+        assert answer.num_tokens - answer.after_kills[self.num_kills - 1] <= most, told
+        most += MOST_BEFORE_A_TRIAL * num_sequences
+        assert answer.num_tokens - answer.after_kills[self.num_kills - 2] <= most, told
+        convictions = frontend.convictions
+        convictions.append(self.num_kills)
+        for number, earlier in enumerate(reversed(convictions[:-1]), 1):
+            # The last one may have been told late, when there was another kill.
+            least = DEATHS_BETWEEN_CONVICTS * number - 1
+            assert self.num_kills - earlier >= least, convictions
 
     # -- faults ----------------------------------------------------------------------------------
 
     async def kill_engine(self) -> None:
         self.engine.kill()
         await asyncio.to_thread(self.engine.start)
+        for answer in self.under_way.values():
+            answer.after_kills[self.num_kills] = answer.num_tokens
 
     async def stop_engine(self) -> None:
         await self._stop_for(self.engine, self.dice.uniform(0.2, 7.0))
@@ -254,6 +293,6 @@ async def test_every_request_has_its_end_and_nothing_leaks(tiny: TinyModel) -> N
     assert min(chaos.ends[end] for end in (ANSWERED, LEFT, OUT_OF_TIME)) > 0, chaos.ends
     assert len(chaos.faults) == 5, chaos.faults
     assert chaos.resumptions > 0
-    # With a conviction all deaths before it are explained, for either frontend.
-    assert chaos.ends[CONVICTED] <= 2 * (chaos.num_kills // DEATHS_OF_A_CONVICT)
+    # Chance seldom does it: once in a hundred kills or so, on a busy machine more often.
+    assert chaos.ends[CONVICTED] <= 3 + chaos.num_kills // 20, (chaos.ends, chaos.faults)
     assert max(growth) < MOST_GROWTH_BYTES, growth
