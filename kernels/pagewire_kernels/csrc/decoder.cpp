@@ -78,10 +78,17 @@ struct StepAdapters {
 };
 
 void multiply(const Matrix& m, const float* input, int64_t num_tokens, float* output,
-              bool accumulate, int64_t num_threads) {
+              int64_t output_stride, bool accumulate, int64_t num_threads) {
   check(pagewire_linear(static_cast<int32_t>(m.dtype), input, m.panels, m.scales, m.bias, output,
-                        num_tokens, m.outputs, m.depth, m.depth, m.outputs, accumulate,
+                        num_tokens, m.outputs, m.depth, m.depth, output_stride, accumulate,
                         num_threads));
+}
+
+// Elements between the rows of a product: a line more than rows that are a power of two apart, which
+// would meet in the same sets of the cache.
+int64_t spread(int64_t outputs) {
+  constexpr int64_t kLine = 16, kPage = 1024;
+  return outputs % kPage ? outputs : outputs + kLine;
 }
 
 using Floats = std::unique_ptr<float[]>;
@@ -94,9 +101,9 @@ struct Buffers {
 
   Buffers(const DecoderShape& s, const DecoderLayer& layer, int64_t tokens)
       : normed(floats(tokens * s.hidden_size)),
-        qkv(floats(tokens * layer.qkv.outputs)),
+        qkv(floats(tokens * spread(layer.qkv.outputs))),
         attended(floats(tokens * layer.output.depth)),
-        gate_up(floats(std::min(tokens, kTokensAtOnce) * layer.gate_up.outputs)),
+        gate_up(floats(std::min(tokens, kTokensAtOnce) * spread(layer.gate_up.outputs))),
         product(floats(std::min(tokens, kTokensAtOnce) * layer.down.depth)) {}
 };
 
@@ -114,11 +121,11 @@ void norm_heads(const DecoderShape& s, const float* weight, float* qkv, int64_t 
 void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
             const StepAdapters& plans, const LayerAdapters* adapters, Buffers& buffers,
             float* hidden) {
-  const int64_t width = layer.qkv.outputs, threads = step.num_threads;
+  const int64_t width = spread(layer.qkv.outputs), threads = step.num_threads;
   float* qkv = buffers.qkv.get();
   pagewire_rms_norm(hidden, layer.input_norm, buffers.normed.get(), step.num_tokens,
                     s.hidden_size, s.hidden_size, static_cast<float>(s.eps), threads);
-  multiply(layer.qkv, buffers.normed.get(), step.num_tokens, qkv, false, threads);
+  multiply(layer.qkv, buffers.normed.get(), step.num_tokens, qkv, width, false, threads);
   if (adapters) {
     plans.all->add(adapters->qkv, buffers.normed.get(), s.hidden_size, qkv, width, threads);
   }
@@ -138,7 +145,8 @@ void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
       step.query_starts, step.context_lengths, step.block_tables, step.num_sequences,
       step.num_decodes, width, step.table_width, step.block_size, s.num_heads, s.num_kv_heads,
       s.head_dim, layer.sliding_window, static_cast<float>(s.scale), threads));
-  multiply(layer.output, buffers.attended.get(), step.num_tokens, hidden, true, threads);
+  multiply(layer.output, buffers.attended.get(), step.num_tokens, hidden, s.hidden_size, true,
+           threads);
   if (adapters) {
     plans.all->add(adapters->output, buffers.attended.get(), layer.output.depth, hidden,
                    s.hidden_size, threads);
@@ -149,21 +157,22 @@ void attend(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
 void feed_forward(const DecoderShape& s, const DecoderLayer& layer, const Step& step,
                   const StepAdapters& plans, const LayerAdapters* adapters, Buffers& buffers,
                   float* hidden) {
-  const int64_t threads = step.num_threads;
+  const int64_t width = spread(layer.gate_up.outputs), threads = step.num_threads;
   for (int64_t first = 0; first < step.num_tokens; first += kTokensAtOnce) {
     const int64_t count = std::min(kTokensAtOnce, step.num_tokens - first);
     float* rows = hidden + first * s.hidden_size;
     pagewire_rms_norm(rows, layer.post_norm, buffers.normed.get(), count, s.hidden_size,
                       s.hidden_size, static_cast<float>(s.eps), threads);
-    multiply(layer.gate_up, buffers.normed.get(), count, buffers.gate_up.get(), false, threads);
+    multiply(layer.gate_up, buffers.normed.get(), count, buffers.gate_up.get(), width, false,
+             threads);
     if (adapters) {
       plans.parts[first / kTokensAtOnce].add(adapters->gate_up, buffers.normed.get(),
                                              s.hidden_size, buffers.gate_up.get(),
-                                             layer.gate_up.outputs, threads);
+                                             width, threads);
     }
     pagewire_silu_and_mul(buffers.gate_up.get(), buffers.product.get(), count, layer.down.depth,
-                          layer.gate_up.outputs, threads);
-    multiply(layer.down, buffers.product.get(), count, rows, true, threads);
+                          width, threads);
+    multiply(layer.down, buffers.product.get(), count, rows, s.hidden_size, true, threads);
     if (adapters) {
       plans.parts[first / kTokensAtOnce].add(adapters->down, buffers.product.get(),
                                              layer.down.depth, rows, s.hidden_size, threads);

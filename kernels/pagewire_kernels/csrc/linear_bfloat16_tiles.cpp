@@ -18,8 +18,8 @@ constexpr int64_t kMostTokens = 2 * kTileRows;  // that go through a panel toget
 
 // Inputs of some tokens, rounded.
 struct Rounded {
-  int64_t stride;                // elements between tokens
-  std::vector<bfloat16> values;  // [tokens][stride], zero behind the depth
+  int64_t stride;          // elements between tokens
+  Lines<bfloat16> values;  // [tokens][stride], zero behind the depth
 };
 
 // Sums of up to two tiles of tokens by one panel, or of one by two panels.

@@ -20,7 +20,7 @@ constexpr int64_t kPanelTile = kTileRows * kPanelBytes;
 struct Rounded {
   Stretches cut;
   int64_t stride;                    // bytes between tokens
-  std::vector<uint8_t> upper, lower;  // [tokens][stride], zero behind the depth
+  Lines<uint8_t> upper, lower;  // [tokens][stride], zero behind the depth
   std::vector<float> scales;         // [tokens][stretches]
 };
 

@@ -28,7 +28,7 @@ template <typename Kind>
 struct Rounded {
   Stretches cut;
   int64_t stride;                            // elements between tokens
-  std::vector<typename Kind::Input> values;  // [tokens][stride]
+  Lines<typename Kind::Input> values;  // [tokens][stride]
   std::vector<float> scales;                 // [tokens][stretches]
 };
 
