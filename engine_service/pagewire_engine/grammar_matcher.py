@@ -70,6 +70,12 @@ class Matcher:
         self.restrict(bits)
         self._num_slow_masks += time.thread_time() - started > SLOW_MASK_S
 
+    def restrict_timed(self, bits: Bits) -> None:
+        """As `restrict`; takes notice where that takes long."""
+        started = time.thread_time()
+        self.restrict(bits)
+        self._num_slow_masks += time.thread_time() - started > SLOW_MASK_S
+
     def restrict(self, bits: Bits) -> None:
         """Takes out of what the grammar allows what it can't tell of."""
         if self.inner.is_error():

@@ -34,6 +34,7 @@ _MOST_REASON_CHARACTERS = 500
 # One space or two, or a line break with an indent: what JSON is printed with. Models that are free
 # to write white space without end sometimes do.
 _JSON_DEFAULTS: JsonCompileOptions = {"whitespace_pattern": r"[ ]{1,2}|\r?\n[ \t]{0,32}"}
+_WHITE_SPACE = {"whitespace_pattern", "whitespace_flexible"}
 # A schema within a Lark grammar, and what may look like one: strings, expressions, comments.
 _LARK_PIECES = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*(?P<brace>\{)')
 NO_TEXT = "no text satisfies it"
@@ -175,11 +176,11 @@ def _with_bounded_space(lark: str) -> str:
             schema, stop = json.JSONDecoder().raw_decode(lark, start)
         except (ValueError, RecursionError):
             continue  # the compiler tells
-        if "x-guidance" in schema:
-            continue
-        comma = "," if schema else ""
-        pieces.append(f'{lark[end : start + 1]}"x-guidance":{json.dumps(_JSON_DEFAULTS)}{comma}')
-        pieces.append(lark[start + 1 : stop])
+        own = schema.get("x-guidance", {})
+        if not isinstance(own, dict) or not _WHITE_SPACE.isdisjoint(own):
+            continue  # asks for other, or the compiler tells
+        bounded = json.dumps(schema | {"x-guidance": {**_JSON_DEFAULTS, **own}})
+        pieces.append(lark[end:start] + bounded)
         end = stop
     return "".join([*pieces, lark[end:]])
 

@@ -159,7 +159,7 @@ class GrammarCompiler:
         # Whose fault it was is seen the next time, when each is timed by itself.
         self._was_slow = time.monotonic() - started > SLOW_MASK_S
         for matcher, row in zip(matchers, bits, strict=True):
-            matcher.restrict(row)
+            matcher.restrict_timed(row)
 
     def _keep(self, constraint: StructuredOutput, grammar: CompiledGrammar) -> None:
         """Makes it the one used last. Under the lock."""

@@ -1,5 +1,5 @@
-// What linears share whose inputs are rounded to 16 bits and whose depth goes in groups: pairs
-// (linear_pairs.h) or tiles (linear_tiles.h) of numbers that one instruction multiplies and adds.
+// What linears share whose inputs are rounded to 16 bits and whose depth goes in groups of numbers
+// that one instruction multiplies and adds: pairs (linear_pairs.h) or tiles (linear_*_tiles.cpp).
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Paged attention on CPUs: decodes read keys and values in place through the block table, prefill
 // chunks pack a tile of them and multiply as small matrices. Queries, sums and outputs are fp32,
-// whatever the caches' element type.
+// whatever the caches' element type (prefill_tiles.h: queries as two bfloat16 each).
 //
 // A query row's arithmetic depends on its own position and context only: tiles start at multiples
 // of kTile from the sequence's start. So results are bit for bit the same alone, in a batch, and
@@ -19,20 +19,25 @@ namespace pagewire {
 namespace {
 
 constexpr int64_t kParallelElements = 1 << 16;  // of what is written to a cache
-// Query rows (tokens x sharing heads) of one prefill task. More of them share the packing of keys
-// and values, which takes longer than a product of tiles.
+// Query rows (tokens x sharing heads) of one prefill task. By tiles they are more, to share the
+// packing of keys and values, which takes longer than a product.
+constexpr int64_t kRowsPerTask = 64, kRowsPerTaskByTiles = 192;
+
+template <typename T>
+bool goes_by_tiles(const Layer& layer) {
 #if defined(__AMX_TILE__)
-constexpr int64_t kRowsPerTask = 192;
+  return std::is_same_v<T, bfloat16> && layer.head_dim % kDepth == 0;
 #else
-constexpr int64_t kRowsPerTask = 64;
+  return false;
 #endif
+}
 
 std::vector<Task> plan_tasks(const Layer& layer, int64_t num_sequences, int64_t num_decodes,
-                             int64_t num_threads) {
+                             int64_t num_threads, int64_t rows_per_task) {
   std::vector<Task> tasks;
   const auto kv_heads = static_cast<int32_t>(layer.num_kv_heads);
   const auto tokens_per_task =
-      static_cast<int32_t>(std::max<int64_t>(1, kRowsPerTask / layer.group()));
+      static_cast<int32_t>(std::max<int64_t>(1, rows_per_task / layer.group()));
   // Longest first, so that the threads end together.
   for (auto s = static_cast<int32_t>(num_sequences) - 1; s >= num_decodes; --s) {
     const int32_t begin = layer.query_starts[s], end = layer.query_starts[s + 1];
@@ -59,7 +64,7 @@ template <typename T>
 void attend_chunk(const Layer& layer, const Task& task) {
 #if defined(__AMX_TILE__)
   if constexpr (std::is_same_v<T, bfloat16>) {
-    if (layer.head_dim % kDepth == 0) return prefill_by_tiles(layer, task);
+    if (goes_by_tiles<T>(layer)) return prefill_by_tiles(layer, task);
   }
 #endif
   prefill<T, kWidth>(layer, task);
@@ -83,7 +88,9 @@ void run(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads
 }
 
 template <typename T>
-void dispatch_width(const Layer& layer, const std::vector<Task>& tasks, int64_t num_threads) {
+void attend(const Layer& layer, int64_t num_sequences, int64_t num_decodes, int64_t num_threads) {
+  const auto tasks = plan_tasks(layer, num_sequences, num_decodes, num_threads,
+                                goes_by_tiles<T>(layer) ? kRowsPerTaskByTiles : kRowsPerTask);
   if (layer.head_dim % kWidth == 0) {
     run<T, kWidth>(layer, tasks, num_threads);
   } else {
@@ -108,14 +115,13 @@ int32_t pagewire_paged_attention(
                     context_lengths, block_tables, query_stride, table_width, block_size,
                     num_heads,    num_kv_heads, head_dim,    sliding_window, scale};
   return status_of([&] {
-    const auto tasks = plan_tasks(layer, num_sequences, num_decodes, num_threads);
     switch (static_cast<DType>(dtype)) {
       case DType::kFloat:
-        return dispatch_width<float>(layer, tasks, num_threads);
+        return attend<float>(layer, num_sequences, num_decodes, num_threads);
       case DType::kBFloat16:
-        return dispatch_width<bfloat16>(layer, tasks, num_threads);
+        return attend<bfloat16>(layer, num_sequences, num_decodes, num_threads);
       case DType::kHalf:
-        return dispatch_width<half>(layer, tasks, num_threads);
+        return attend<half>(layer, num_sequences, num_decodes, num_threads);
       case DType::kInt8:
         return;  // not a cache's; the Python side refuses it
     }

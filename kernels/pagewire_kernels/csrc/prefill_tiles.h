@@ -1,6 +1,7 @@
 // Attention of a chunk of query tokens by matrix registers (Intel AMX), over keys and values in
-// bfloat16. Queries and softmax weights are rounded to bfloat16 where they meet those; products are
-// exact, sums, maxima and exponentials fp32. (A decode has too few rows: to bring keys and values
+// bfloat16. Queries and softmax weights go as two bfloat16 each, x = high + low, so that a prompt
+// attends as exactly as a decode does: a sequence that is computed again goes on as before. Products
+// are exact, sums, maxima and exponentials fp32. (A decode has too few rows: to bring keys and values
 // into a tile's order takes longer than decode.h takes for all of it.)
 #pragma once
 
@@ -19,14 +20,21 @@ constexpr int64_t kKeyTiles = kTile / kTileRows;
 constexpr int64_t kKeyTile = kTileRows * kDepth;  // elements
 
 constexpr int64_t kRowsTogether = 2 * kTileRows;
+constexpr int64_t kWeightBytes = 2 * kTile * sizeof(bfloat16);  // of a row, high and low
 
 // A tile of keys and values of one kv head, and what its query rows make of it.
 struct TileBuffers {
   bfloat16* keys;     // [head_dim / kDepth][kKeyTiles][kDepth / 2][kTileRows][2]
   bfloat16* values;   // [kTile / 2][head_dim][2]
   float* scores;      // [kRowsTogether][kTile]
-  bfloat16* weights;  // [kRowsTogether][kTile]
+  bfloat16* weights;  // [kRowsTogether][2][kTile]: high, low
 };
+
+// The nearest bfloat16, and what it leaves of x.
+inline void store_split(FloatV<kWidth> x, bfloat16* high, bfloat16* low) {
+  store(high, x);
+  store(low, x - load<kWidth>(high));
+}
 
 // Turns 16 rows of 16 pairs into 16 rows of the other order.
 inline void transpose_pairs(__m512i (&rows)[kTileRows]) {
@@ -95,14 +103,15 @@ inline void pack_values(const bfloat16* const* value_rows, int64_t offset, int64
   std::fill(values + packed * dim, values + needed * dim, bfloat16{});
 }
 
-// scores = query . keys for 16 rows.
-inline void score_rows(const bfloat16* query, int64_t stride, int64_t dim, const bfloat16* keys,
+// scores = (high + low) . keys for 16 rows of queries [2][dim].
+inline void score_rows(const bfloat16* query, int64_t stride, int64_t dim, const bfloat16* packed,
                        float* scores) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t d = 0; d < dim; d += kDepth, keys += kKeyTiles * kKeyTile) {
+  for (int64_t d = 0; d < 2 * dim; d += kDepth) {
+    const bfloat16* keys = packed + d % dim * kTile;
     _tile_loadd(4, query + d, stride * sizeof(bfloat16));
     _tile_loadd(5, keys, kTileBytes);
     _tile_loadd(6, keys + kKeyTile, kTileBytes);
@@ -120,7 +129,7 @@ inline void score_rows(const bfloat16* query, int64_t stride, int64_t dim, const
   _tile_stored(3, scores + 3 * kTileRows, kRowBytes);
 }
 
-// sums += weights . values for 16 rows.
+// sums += (high + low) . values for 16 rows of weights [2][kTile].
 inline void add_rows(const bfloat16* weights, const bfloat16* values, int64_t dim, int64_t count,
                      float* sums) {
   const auto row_bytes = static_cast<int64_t>(dim * sizeof(float));
@@ -129,11 +138,14 @@ inline void add_rows(const bfloat16* weights, const bfloat16* values, int64_t di
     _tile_loadd(1, sums + d + kTileRows, row_bytes);
     for (int64_t t = 0; t < count; t += kDepth) {
       const bfloat16* at = values + t * dim + 2 * d;
-      _tile_loadd(4, weights + t, kTile * sizeof(bfloat16));
+      _tile_loadd(4, weights + t, kWeightBytes);
+      _tile_loadd(7, weights + kTile + t, kWeightBytes);
       _tile_loadd(5, at, row_bytes);
       _tile_loadd(6, at + kDepth, row_bytes);
       _tile_dpbf16ps(0, 4, 5);
       _tile_dpbf16ps(1, 4, 6);
+      _tile_dpbf16ps(0, 7, 5);
+      _tile_dpbf16ps(1, 7, 6);
     }
     _tile_stored(0, sums + d, row_bytes);
     _tile_stored(1, sums + d + kTileRows, row_bytes);
@@ -149,15 +161,16 @@ inline void weigh_row(const Layer& layer, int64_t position, int64_t begin, float
   std::fill(scores + high, scores + kTile, kMinusInfinity);
   const float factor = softmax_tile<kWidth>(scores, best, total);
   if (factor != 1.0f) multiply_row<kWidth>(sums, layer.head_dim, factor);
-  for (int64_t t = 0; t < kTile; t += kWidth) store(weights + t, load<kWidth>(scores + t));
+  for (int64_t t = 0; t < kTile; t += kWidth) {
+    store_split(load<kWidth>(scores + t), weights + t, weights + kTile + t);
+  }
 }
 
 inline void prefill_by_tiles(const Layer& layer, const Task& task) {
   const int64_t group = layer.group(), dim = layer.head_dim;
   const int64_t rows = task.num_tokens * group, whole = rounded_up(rows, kTileRows);
-  const int64_t stride = dim + kDepth;
-  scratch.reset(whole * (dim + stride / 2 + 2) + kTile * dim + kRowsTogether * kTile * 3 / 2 +
-                8 * 16);
+  const int64_t stride = 2 * dim + kDepth;
+  scratch.reset(whole * (dim + stride / 2 + 2) + kTile * dim + kRowsTogether * kTile * 2 + 8 * 16);
   const auto take = [](int64_t count) {
     return reinterpret_cast<bfloat16*>(scratch.take(count / 2));
   };
@@ -166,7 +179,7 @@ inline void prefill_by_tiles(const Layer& layer, const Task& task) {
   float* total = scratch.take(whole);
   bfloat16* query = take(whole * stride);
   const TileBuffers buffers{take(kTile * dim), take(kTile * dim),
-                            scratch.take(kRowsTogether * kTile), take(kRowsTogether * kTile)};
+                            scratch.take(kRowsTogether * kTile), take(kRowsTogether * 2 * kTile)};
 
   // Rows are token-major: row = token * group + head within the group.
   const int64_t first_head = task.first_kv_head * group;
@@ -174,7 +187,8 @@ inline void prefill_by_tiles(const Layer& layer, const Task& task) {
     const float* in = layer.query + (task.first_token + row / group) * layer.query_stride +
                       (first_head + row % group) * dim;
     for (int64_t d = 0; d < dim; d += kWidth) {
-      store(query + row * stride + d, load<kWidth>(in + d) * layer.scale);
+      bfloat16* out = query + row * stride + d;
+      store_split(load<kWidth>(in + d) * layer.scale, out, out + dim);
     }
   }
   std::fill(query + rows * stride, query + whole * stride, bfloat16{});
@@ -211,11 +225,12 @@ inline void prefill_by_tiles(const Layer& layer, const Task& task) {
       }
       for (int64_t r = row; r < std::min(last, rows); ++r) {
         weigh_row(layer, first_position + r / group, begin, buffers.scores + (r - row) * kTile,
-                  buffers.weights + (r - row) * kTile, sums + r * dim, best[r], total[r]);
+                  buffers.weights + (r - row) * 2 * kTile, sums + r * dim, best[r], total[r]);
       }
       finish_writes();
       for (int64_t r = row; r < last; r += kTileRows) {
-        add_rows(buffers.weights + (r - row) * kTile, buffers.values, dim, count, sums + r * dim);
+        add_rows(buffers.weights + (r - row) * 2 * kTile, buffers.values, dim, count,
+                 sums + r * dim);
       }
     }
   }

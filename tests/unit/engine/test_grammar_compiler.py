@@ -128,7 +128,16 @@ def test_a_schema_does_not_change_what_json_is(
     assert not accepts(compiler, constraint, text)
 
 
-@pytest.mark.parametrize("schema", ["{}", '{"type": "object"}', '{"properties": {"a": {}}}'])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "{}",
+        '{"type": "object"}',
+        '{"properties": {"a": {}}}',
+        '{"x-guidance": {}}',
+        '{"x-guidance": {"item_separator": ","}}',
+    ],
+)
 def test_white_space_of_json_within_a_grammar_is_bounded(
     compiler: GrammarCompiler, schema: str
 ) -> None:
@@ -222,6 +231,19 @@ def test_an_ambiguous_grammar_is_refused_once_it_has_held_others_up(
     assert "ambiguous" in (together[4].fault() or "")
 
 
+def test_what_a_mask_needs_beside_the_grammar_counts_too(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the grammars' masks are made by one call, which is not slow."""
+    monkeypatch.setattr(compiler, "_was_slow", False)
+    monkeypatch.setattr(structured_output, "SLOW_MASK_S", 60.0)
+    monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
+    together = [compiler.matcher(StructuredOutput(regex="a*")) for _ in range(5)]
+    for _ in range(20):
+        compiler.fill(together, np.zeros((5, 9), np.uint32))
+    assert "ambiguous" in (together[4].fault() or "")
+
+
 def test_masks_of_many_rows_are_made_by_one_call_on_several_threads(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +252,7 @@ def test_masks_of_many_rows_are_made_by_one_call_on_several_threads(
     def fill_timed(*args: Any) -> None:
         raise AssertionError("a row's mask was made by itself")
 
+    monkeypatch.setattr(compiler, "_was_slow", False)
     monkeypatch.setattr(grammar_matcher.Matcher, "fill_timed", fill_timed)
     texts = ["a", "b", "c", "d", "e"]
     together = [compiler.matcher(StructuredOutput(regex=text)) for text in texts]
