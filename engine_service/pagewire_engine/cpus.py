@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-# More hardly shorten what 256 masks take, some ms on one.
+# More threads hardly shorten 256 masks, which take some ms on one.
 _MOST_MASK_THREADS = 8
 
 
@@ -33,8 +33,8 @@ def model_threads(num_threads: int | None) -> int:
 
 
 def mask_threads(num_threads: int | None) -> int:
-    """Threads that make masks of constrained outputs: for the CPUs that the model's threads leave
-    free; where they leave none they have time for masks themselves, before they begin a step."""
+    """Threads that make masks of constrained outputs: one for each CPU that the model leaves free;
+    where it leaves none, as many as the model's, which do not run yet. At most eight."""
     of_model = model_threads(num_threads)
     free = available_cpus() - of_model
     return min(_MOST_MASK_THREADS, free if free > 0 else of_model)

@@ -137,7 +137,8 @@ class GrammarCompiler:
             self._trial.close()
 
     def fill(self, matchers: Sequence[Matcher], bits: npt.NDArray[np.uint32]) -> None:
-        """Writes what each matcher allows next into its row of `bits`, several at a time.
+        """Writes what each matcher allows next into its row of `bits`: four or more by one call on
+        several threads, fewer one by one.
 
         Args:
             matchers: N of them.

@@ -126,8 +126,8 @@ class WindDown:
         self._plan_next_look()
 
     def _rejoin(self, matcher: LLMatcher) -> bool:
-        """Whether the output is where the way comes along soon; it is gone on from there then. Much
-        cheaper than to look for another, which mostly is the same."""
+        """Skips some tokens of the way if the output fits what then follows; returns whether it
+        does. Much cheaper than another search, which mostly finds the same."""
         way = self._way or []
         for skipped in range(1, min(_MOST_SKIPPED + 1, len(way))):
             rest = way[skipped:]

@@ -257,7 +257,7 @@ def _features() -> frozenset[str]:
     """What this process can do on this machine's processor, by the kernel's names."""
     lines = [line for line in _first_processor() if line.startswith("flags")]
     features = frozenset(lines[0].partition(":")[2].split()) if lines else frozenset()
-    if features >= _TILES and not matrix_registers.allowed():
+    if features >= _TILES and not matrix_registers.request_permission():
         return features - _TILES
     return features
 

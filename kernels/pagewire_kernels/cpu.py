@@ -256,7 +256,7 @@ def load_library(path: Path | None = None) -> ctypes.CDLL:
     Raises:
         BackendUnavailableError: it was not built for these sources and this processor.
     """
-    matrix_registers.allowed()  # a library that a caller names may use them
+    matrix_registers.request_permission()  # a library that a caller names may use them
     path = path or library_path()
     if not path.exists():
         raise BackendUnavailableError(

@@ -17,8 +17,8 @@ _XFEATURE_XTILEDATA = 18
 
 
 @functools.cache
-def allowed() -> bool:
-    """Asks for this process and its threads, and whether that was granted."""
+def request_permission() -> bool:
+    """Asks Linux, for this process and its threads; returns whether it was granted."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 2**32:
         return False
     libc = ctypes.CDLL(None)

@@ -9,8 +9,8 @@ A JSON line is printed for each number of rows and kind of constraint:
 
 - `free_ms` and `held_ms`: mean time of a step; `ratio`: the sums of all steps over one another;
   `median_ratio`: of the medians.
-- `masks_ms`: for so long the masks of a step are made; `waited_ms`: for so long the step makes them
-  itself or waits for them; `applied_ms`: to adjust logits, where `free_applied_ms` is a free row's.
+- `masks_ms`: time in which a step's masks are made; `waited_ms`: time the step makes or awaits
+  them; `applied_ms`: time to adjust logits (`free_applied_ms`: of free rows).
 - `cost_share`: what the step does for masks and a free one does not, over a free step's time.
   Unlike the ratios it leaves out what the machine does to one of two steps and not to the other.
 """

@@ -38,9 +38,9 @@ ANSWERED, LEFT, OUT_OF_TIME, LOST_WITH_FRONTEND = "answered", "left", "out of ti
 CONVICTED = "convicted"
 CONVICTION = "the engine died of this request"
 DEATHS_OF_A_CONVICT = 3
-# Tokens of a sequence. Who comes by so many through its trial has come past the step in which the
-# engine may have died before, whoever was behind by how many frames; and who had come past that by
-# some more, when it died again, was not even to be tried.
+# Most tokens of a sequence during its trial: with more it has passed the step suspected before,
+# even counting unread frames. One that had passed it by some more before the next death should not
+# have been tried.
 MOST_OF_A_TRIAL = 64
 MOST_BEFORE_A_TRIAL = MOST_OF_A_TRIAL + 24
 # With a conviction the death before it is explained too.

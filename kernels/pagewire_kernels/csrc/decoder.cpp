@@ -84,8 +84,8 @@ void multiply(const Matrix& m, const float* input, int64_t num_tokens, float* ou
                         num_threads));
 }
 
-// Elements between the rows of a product: a line more than rows that are a power of two apart, which
-// would meet in the same sets of the cache.
+// Elements between the rows of a product: a line more where rows would lie whole pages apart, and
+// meet in the same sets of the cache.
 int64_t spread(int64_t outputs) {
   constexpr int64_t kLine = 16, kPage = 1024;
   return outputs % kPage ? outputs : outputs + kLine;

@@ -8,8 +8,8 @@
 // Weights are fp32, bfloat16 or float16 (int8: linear_int8.cpp; bfloat16 too, where the processor
 // multiplies it: linear_bfloat16.cpp; either by matrix registers: linear_*_tiles.cpp); inputs, sums
 // and outputs are fp32. Every weight widens to fp32 exactly. So it is a question of speed alone
-// where that happens: few tokens wait for memory, and widen in the registers what they read once; many tokens find
-// each panel widened in the first-level cache.
+// where that happens: few tokens wait for memory, and widen in the registers what they read once;
+// many tokens find each panel widened in the first-level cache.
 
 #include "linear.h"
 
@@ -222,7 +222,7 @@ int64_t pagewire_packed_depth(int32_t dtype, int64_t depth) {
   const int64_t unit = kind == DType::kInt8       ? kInt8Unit
                        : kind == DType::kBFloat16 ? kBFloat16Unit
                                                   : 1;
-  return (depth + unit - 1) / unit * unit;
+  return rounded_up(depth, unit);
 }
 
 void pagewire_pack_weight(int32_t dtype, const void* weight, void* panels, int64_t outputs,

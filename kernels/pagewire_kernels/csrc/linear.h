@@ -141,21 +141,21 @@ constexpr int64_t kInt8Unit = 2, kBFloat16Unit = 2;
 #else
 constexpr int64_t kInt8Unit = 2, kBFloat16Unit = 1;
 #endif
+constexpr bool kMultipliesBFloat16 = kBFloat16Unit > 1;
 
-// The kernels of int8 weights (linear_int8_tiles.cpp, linear_int8.cpp).
+// Packing by groups (linear_packing.cpp).
 void pack_int8(const int8_t* weight, int8_t* panels, int64_t outputs, int64_t depth,
                int64_t stride, int64_t num_threads);
 void unpack_int8(const int8_t* panels, const float* scales, const int64_t* rows, float* output,
                  int64_t num_rows, int64_t depth);
-void multiply_int8(const Linear& linear, int64_t num_threads);
-
-// The kernels of bfloat16 weights where the processor has its products (linear_bfloat16_tiles.cpp,
-// linear_bfloat16.cpp).
-constexpr bool kMultipliesBFloat16 = kBFloat16Unit > 1;
 void pack_bfloat16(const bfloat16* weight, bfloat16* panels, int64_t outputs, int64_t depth,
                    int64_t stride, int64_t num_threads);
 void unpack_bfloat16(const bfloat16* panels, const int64_t* rows, float* output, int64_t num_rows,
                      int64_t depth);
+
+// The kernels of int8 weights (linear_int8_tiles.cpp, linear_int8.cpp), and of bfloat16 ones where
+// the processor multiplies them (linear_bfloat16_tiles.cpp, linear_bfloat16.cpp).
+void multiply_int8(const Linear& linear, int64_t num_threads);
 void multiply_bfloat16(const Linear& linear, int64_t num_threads);
 
 }  // namespace pagewire

@@ -41,16 +41,6 @@ struct BFloat16Pairs {
 
 }  // namespace
 
-void pack_bfloat16(const bfloat16* weight, bfloat16* panels, int64_t outputs, int64_t depth,
-                   int64_t stride, int64_t num_threads) {
-  pack_groups<2, kBFloat16Unit>(weight, panels, outputs, depth, stride, num_threads);
-}
-
-void unpack_bfloat16(const bfloat16* panels, const int64_t* rows, float* output, int64_t num_rows,
-                     int64_t depth) {
-  unpack_groups<2, kBFloat16Unit>(panels, nullptr, rows, output, num_rows, depth);
-}
-
 void multiply_bfloat16(const Linear& linear, int64_t num_threads) {
   multiply_pairs<BFloat16Pairs>(linear, num_threads);
 }

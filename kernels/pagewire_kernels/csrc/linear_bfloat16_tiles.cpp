@@ -35,13 +35,6 @@ void round_row(const float* in, int64_t count, bfloat16* out) {
   }
 }
 
-inline void clear_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
 inline void store_sums(float (*upper)[kPanel], float (*lower)[kPanel]) {
   _tile_stored(0, upper[0], sizeof(upper[0]));
   _tile_stored(1, upper[0] + kWidth, sizeof(upper[0]));
@@ -149,16 +142,6 @@ void multiply_piece(const Linear& l, const Rounded& rounded, const Piece& piece,
 
 }  // namespace
 
-void pack_bfloat16(const bfloat16* weight, bfloat16* panels, int64_t outputs, int64_t depth,
-                   int64_t stride, int64_t num_threads) {
-  pack_groups<2, kTileDepth>(weight, panels, outputs, depth, stride, num_threads);
-}
-
-void unpack_bfloat16(const bfloat16* panels, const int64_t* rows, float* output, int64_t num_rows,
-                     int64_t depth) {
-  unpack_groups<2, kTileDepth>(panels, nullptr, rows, output, num_rows, depth);
-}
-
 void multiply_bfloat16(const Linear& linear, int64_t num_threads) {
   static thread_local Rounded rounded;
   Rounded& inputs = rounded;  // this thread's, in the others too
@@ -172,7 +155,9 @@ void multiply_bfloat16(const Linear& linear, int64_t num_threads) {
       [&](const Linear& part, Pieces& pieces, int thread) {
         TileRegisters registers;
         finish_writes();
-        for (Piece piece; pieces.take(thread, piece);) multiply_piece(part, inputs, piece, registers);
+        for (Piece piece; pieces.take(thread, piece);) {
+          multiply_piece(part, inputs, piece, registers);
+        }
       });
 }
 

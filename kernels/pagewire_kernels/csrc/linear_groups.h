@@ -51,41 +51,8 @@ struct Stretches {
         length((units + count - 1) / std::max<int64_t>(1, count)) {}
 };
 
-// panels[ceil(outputs / kPanel)][ceil(depth / UNIT) * UNIT / GROUP][kPanel][GROUP]; zero where
-// there is no output or no depth.
-template <int GROUP, int64_t UNIT, typename T>
-void pack_groups(const T* weight, T* panels, int64_t outputs, int64_t depth, int64_t stride,
-                 int64_t num_threads) {
-  const int64_t count = (outputs + kPanel - 1) / kPanel, padded = rounded_up(depth, UNIT);
-  split_evenly(count, num_threads, [&](int64_t panel) {
-    T* out = panels + panel * kPanel * padded;
-    for (int64_t i = 0; i < kPanel; ++i) {
-      const int64_t row = panel * kPanel + i;
-      const T* in = weight + row * stride;
-      for (int64_t k = 0; k < padded; ++k) {
-        out[(k / GROUP * kPanel + i) * GROUP + k % GROUP] =
-            row < outputs && k < depth ? in[k] : T{};
-      }
-    }
-  });
-}
-
-// `scales` has one for each output, or is null.
-template <int GROUP, int64_t UNIT, typename T>
-void unpack_groups(const T* panels, const float* scales, const int64_t* rows, float* output,
-                   int64_t num_rows, int64_t depth) {
-  const int64_t size = rounded_up(depth, UNIT) * kPanel;
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const T* in = panels + rows[r] / kPanel * size + rows[r] % kPanel * GROUP;
-    const float scale = scales ? scales[rows[r]] : 1.0f;
-    for (int64_t k = 0; k < depth; ++k) {
-      output[r * depth + k] = to_float(in[k / GROUP * kPanel * GROUP + k % GROUP]) * scale;
-    }
-  }
-}
-
-// Calls round(token, input) for each token of a part of the product, then work(part, piece) for
-// each of its pieces.
+// For each kTokensAtOnce tokens: prepare(part) makes room, round(token, input) is called for each
+// token, and work(part, pieces, thread) once on each thread.
 template <typename Prepare, typename Round, typename Work>
 void multiply_parts(const Linear& linear, int64_t num_threads, int64_t panels_together,
                     const Prepare& prepare, const Round& round, const Work& work) {

@@ -2,7 +2,7 @@
 // sums are exact. A multiply-add of 16-bit pairs does twice the work of one in fp32, and an exact
 // sum does not depend on its order: a row gives the same bits in any batch.
 //
-// The sums of stretches are added in fp32, in order.
+// Depth is cut into stretches (linear_int8_inputs.h), whose sums are added in fp32, in order.
 
 #if !defined(__AMX_TILE__)
 
@@ -30,16 +30,6 @@ struct Int8Pairs {
 };
 
 }  // namespace
-
-void pack_int8(const int8_t* weight, int8_t* panels, int64_t outputs, int64_t depth,
-               int64_t stride, int64_t num_threads) {
-  pack_groups<2, kInt8Unit>(weight, panels, outputs, depth, stride, num_threads);
-}
-
-void unpack_int8(const int8_t* panels, const float* scales, const int64_t* rows, float* output,
-                 int64_t num_rows, int64_t depth) {
-  unpack_groups<2, kInt8Unit>(panels, scales, rows, output, num_rows, depth);
-}
 
 void multiply_int8(const Linear& linear, int64_t num_threads) {
   multiply_pairs<Int8Pairs>(linear, num_threads);

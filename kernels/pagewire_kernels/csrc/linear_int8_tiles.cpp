@@ -1,6 +1,7 @@
 // y = x W^T + b with int8 weights by matrix registers, in integers. Inputs of 16 bits go as two
 // planes of bytes, x = 256 * upper + lower, whose products with the weights are summed apart: with
-// as many products as bfloat16 takes, and exactly. The sums of stretches are added in fp32, in order.
+// as many products as bfloat16 takes, and exactly. The sums of stretches (linear_int8_inputs.h) are
+// added in fp32, in order.
 
 #if defined(__AMX_TILE__)
 
@@ -19,9 +20,9 @@ constexpr int64_t kPanelTile = kTileRows * kPanelBytes;
 // Inputs of some tokens, rounded.
 struct Rounded {
   Stretches cut;
-  int64_t stride;                    // bytes between tokens
+  int64_t stride;               // bytes between tokens
   Lines<uint8_t> upper, lower;  // [tokens][stride], zero behind the depth
-  std::vector<float> scales;         // [tokens][stretches]
+  std::vector<float> scales;    // [tokens][stretches]
 };
 
 using TileSums = int32_t[kTileRows][kPanel];
@@ -50,10 +51,7 @@ void round_row(const float* in, int64_t token, Rounded& rounded) {
 inline void multiply_stretch(const int8_t* weights, int64_t num_tiles, const uint8_t* upper,
                              const uint8_t* lower, int64_t stride, TileSums& upper_sums,
                              TileSums& lower_sums) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  clear_sums();
   for (int64_t i = 0; i < num_tiles; ++i, weights += kPanelTile) {
     _tile_loadd(4, upper + i * kTileDepth, stride);
     _tile_loadd(6, weights, kPanelBytes);
@@ -118,16 +116,6 @@ void multiply_piece(const Linear& l, const Rounded& rounded, const Piece& piece,
 
 }  // namespace
 
-void pack_int8(const int8_t* weight, int8_t* panels, int64_t outputs, int64_t depth,
-               int64_t stride, int64_t num_threads) {
-  pack_groups<4, kTileDepth>(weight, panels, outputs, depth, stride, num_threads);
-}
-
-void unpack_int8(const int8_t* panels, const float* scales, const int64_t* rows, float* output,
-                 int64_t num_rows, int64_t depth) {
-  unpack_groups<4, kTileDepth>(panels, scales, rows, output, num_rows, depth);
-}
-
 void multiply_int8(const Linear& linear, int64_t num_threads) {
   static thread_local Rounded rounded;
   Rounded& inputs = rounded;  // this thread's, in the others too
@@ -144,7 +132,9 @@ void multiply_int8(const Linear& linear, int64_t num_threads) {
       [&](const Linear& part, Pieces& pieces, int thread) {
         TileRegisters registers;
         finish_writes();
-        for (Piece piece; pieces.take(thread, piece);) multiply_piece(part, inputs, piece, registers);
+        for (Piece piece; pieces.take(thread, piece);) {
+          multiply_piece(part, inputs, piece, registers);
+        }
       });
 }
 

@@ -27,9 +27,9 @@ constexpr int64_t kAhead = 512;               // bytes asked for before they are
 template <typename Kind>
 struct Rounded {
   Stretches cut;
-  int64_t stride;                            // elements between tokens
+  int64_t stride;                      // elements between tokens
   Lines<typename Kind::Input> values;  // [tokens][stride]
-  std::vector<float> scales;                 // [tokens][stretches]
+  std::vector<float> scales;           // [tokens][stretches]
 };
 
 template <typename Kind, int ROWS, int PANELS>

@@ -16,9 +16,17 @@ namespace {
 constexpr int kTileRows = 16;
 constexpr int kTileBytes = 64;  // of a row
 
-// To be called between what writes memory and the tiles that are loaded from there: GCC's intrinsics
-// do not tell it that they read.
+// To be called between what writes memory and the tiles that are loaded from there: GCC's
+// intrinsics do not tell it that they read.
 inline void finish_writes() { asm volatile("" : : : "memory"); }
+
+// Of registers 0 to 3, which hold sums everywhere.
+inline void clear_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
 
 // The shape of the registers, while in scope. To leave them set would make every switch of threads
 // save them.

@@ -1,8 +1,8 @@
 // Attention of a chunk of query tokens by matrix registers (Intel AMX), over keys and values in
 // bfloat16. Queries and softmax weights go as two bfloat16 each, x = high + low, so that a prompt
-// attends as exactly as a decode does: a sequence that is computed again goes on as before. Products
-// are exact, sums, maxima and exponentials fp32. (A decode has too few rows: to bring keys and values
-// into a tile's order takes longer than decode.h takes for all of it.)
+// attends as exactly as a decode does: a sequence that is computed again goes on as before.
+// Products are exact, sums, maxima and exponentials fp32. (A decode has too few rows: to bring keys
+// and values into a tile's order takes as long as decode.h takes for all of it.)
 #pragma once
 
 #if defined(__AMX_TILE__)
@@ -106,10 +106,7 @@ inline void pack_values(const bfloat16* const* value_rows, int64_t offset, int64
 // scores = (high + low) . keys for 16 rows of queries [2][dim].
 inline void score_rows(const bfloat16* query, int64_t stride, int64_t dim, const bfloat16* packed,
                        float* scores) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  clear_sums();
   for (int64_t d = 0; d < 2 * dim; d += kDepth) {
     const bfloat16* keys = packed + d % dim * kTile;
     _tile_loadd(4, query + d, stride * sizeof(bfloat16));
@@ -166,77 +163,102 @@ inline void weigh_row(const Layer& layer, int64_t position, int64_t begin, float
   }
 }
 
-inline void prefill_by_tiles(const Layer& layer, const Task& task) {
+// The query rows of a task, token-major: row = token * group + head within the group. What is
+// multiplied is a multiple of kTileRows of them.
+struct ChunkRows {
+  int64_t count, whole, first_position;
+  int64_t stride;   // elements between queries
+  bfloat16* query;  // [whole][2][dim], high and low
+  float* sums;      // [whole][dim]
+  float* best;      // [count]
+  float* total;     // [count]
+};
+
+inline void split_queries(const Layer& layer, const Task& task, const ChunkRows& rows) {
   const int64_t group = layer.group(), dim = layer.head_dim;
-  const int64_t rows = task.num_tokens * group, whole = rounded_up(rows, kTileRows);
-  const int64_t stride = 2 * dim + kDepth;
-  scratch.reset(whole * (dim + stride / 2 + 2) + kTile * dim + kRowsTogether * kTile * 2 + 8 * 16);
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const float* in = layer.query + (task.first_token + row / group) * layer.query_stride +
+                      (task.first_kv_head * group + row % group) * dim;
+    bfloat16* out = rows.query + row * rows.stride;
+    for (int64_t d = 0; d < dim; d += kWidth) {
+      store_split(load<kWidth>(in + d) * layer.scale, out + d, out + dim + d);
+    }
+  }
+  std::fill(rows.query + rows.count * rows.stride, rows.query + rows.whole * rows.stride,
+            bfloat16{});
+}
+
+// Lets the rows see keys [begin, begin + count), which are packed.
+inline void attend_to_tile(const Layer& layer, const ChunkRows& rows, int64_t begin, int64_t count,
+                           const TileBuffers& buffers) {
+  const int64_t group = layer.group(), dim = layer.head_dim;
+  // Rows of tokens before these keys see none of them.
+  const int64_t first = std::max<int64_t>(0, begin - rows.first_position) * group;
+  // Two tiles of rows in turns: what was just stored can't be loaded as a tile at once.
+  for (int64_t row = first / kTileRows * kTileRows; row < rows.whole; row += kRowsTogether) {
+    const int64_t last = std::min(row + kRowsTogether, rows.whole);
+    finish_writes();
+    for (int64_t r = row; r < last; r += kTileRows) {
+      score_rows(rows.query + r * rows.stride, rows.stride, dim, buffers.keys,
+                 buffers.scores + (r - row) * kTile);
+    }
+    for (int64_t r = row; r < std::min(last, rows.count); ++r) {
+      weigh_row(layer, rows.first_position + r / group, begin, buffers.scores + (r - row) * kTile,
+                buffers.weights + (r - row) * 2 * kTile, rows.sums + r * dim, rows.best[r],
+                rows.total[r]);
+    }
+    finish_writes();
+    for (int64_t r = row; r < last; r += kTileRows) {
+      add_rows(buffers.weights + (r - row) * 2 * kTile, buffers.values, dim, count,
+               rows.sums + r * dim);
+    }
+  }
+}
+
+inline void prefill_by_tiles(const Layer& layer, const Task& task) {
+  const int64_t group = layer.group(), dim = layer.head_dim, offset = task.first_kv_head * dim;
+  const int64_t context = layer.context_lengths[task.sequence];
+  ChunkRows rows;
+  rows.count = task.num_tokens * group;
+  rows.whole = rounded_up(rows.count, kTileRows);
+  rows.first_position = context - (layer.query_starts[task.sequence + 1] - task.first_token);
+  rows.stride = 2 * dim + kDepth;
+  scratch.reset(rows.whole * (dim + rows.stride / 2 + 2) + kTile * dim +
+                kRowsTogether * kTile * 2 + 8 * 16);
   const auto take = [](int64_t count) {
     return reinterpret_cast<bfloat16*>(scratch.take(count / 2));
   };
-  float* sums = scratch.take(whole * dim);
-  float* best = scratch.take(whole);
-  float* total = scratch.take(whole);
-  bfloat16* query = take(whole * stride);
+  rows.sums = scratch.take(rows.whole * dim);
+  rows.best = scratch.take(rows.whole);
+  rows.total = scratch.take(rows.whole);
+  rows.query = take(rows.whole * rows.stride);
   const TileBuffers buffers{take(kTile * dim), take(kTile * dim),
                             scratch.take(kRowsTogether * kTile), take(kRowsTogether * 2 * kTile)};
+  split_queries(layer, task, rows);
+  std::fill(rows.sums, rows.sums + rows.whole * dim, 0.0f);
+  std::fill(rows.best, rows.best + rows.count, kMinusInfinity);
+  std::fill(rows.total, rows.total + rows.count, 0.0f);
 
-  // Rows are token-major: row = token * group + head within the group.
-  const int64_t first_head = task.first_kv_head * group;
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* in = layer.query + (task.first_token + row / group) * layer.query_stride +
-                      (first_head + row % group) * dim;
-    for (int64_t d = 0; d < dim; d += kWidth) {
-      bfloat16* out = query + row * stride + d;
-      store_split(load<kWidth>(in + d) * layer.scale, out, out + dim);
-    }
-  }
-  std::fill(query + rows * stride, query + whole * stride, bfloat16{});
-  std::fill(sums, sums + whole * dim, 0.0f);
-  std::fill(best, best + rows, kMinusInfinity);
-  std::fill(total, total + rows, 0.0f);
-
-  const int64_t context = layer.context_lengths[task.sequence];
-  const int64_t first_position =
-      context - (layer.query_starts[task.sequence + 1] - task.first_token);
-  const int64_t end = first_position + task.num_tokens, offset = task.first_kv_head * dim;
+  const int64_t end = rows.first_position + task.num_tokens;
+  const auto* keys = static_cast<const bfloat16*>(layer.key_cache);
+  const auto* values = static_cast<const bfloat16*>(layer.value_cache);
   const bfloat16 *key_rows[kTile], *value_rows[kTile];
   TileRegisters registers;
   registers.shape({kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows,
                    kTileRows});
-  for (int64_t begin = layer.first_visible(first_position) / kTile * kTile; begin < end;
+  for (int64_t begin = layer.first_visible(rows.first_position) / kTile * kTile; begin < end;
        begin += kTile) {
     const int64_t count = std::min<int64_t>(kTile, end - begin);
-    locate(layer, static_cast<const bfloat16*>(layer.key_cache), task.sequence, begin, count,
-           key_rows);
-    locate(layer, static_cast<const bfloat16*>(layer.value_cache), task.sequence, begin, count,
-           value_rows);
+    locate(layer, keys, task.sequence, begin, count, key_rows);
+    locate(layer, values, task.sequence, begin, count, value_rows);
     pack_keys(key_rows, offset, dim, count, buffers.keys);
     pack_values(value_rows, offset, dim, count, buffers.values);
-    finish_writes();
-    // Two tiles of rows in turns: what was just stored can't be loaded as a tile at once. Those of
-    // tokens before these keys see none of them.
-    const int64_t first_row = std::max<int64_t>(0, begin - first_position) * group;
-    for (int64_t row = first_row / kTileRows * kTileRows; row < whole; row += kRowsTogether) {
-      const int64_t last = std::min(row + kRowsTogether, whole);
-      for (int64_t r = row; r < last; r += kTileRows) {
-        score_rows(query + r * stride, stride, dim, buffers.keys,
-                   buffers.scores + (r - row) * kTile);
-      }
-      for (int64_t r = row; r < std::min(last, rows); ++r) {
-        weigh_row(layer, first_position + r / group, begin, buffers.scores + (r - row) * kTile,
-                  buffers.weights + (r - row) * 2 * kTile, sums + r * dim, best[r], total[r]);
-      }
-      finish_writes();
-      for (int64_t r = row; r < last; r += kTileRows) {
-        add_rows(buffers.weights + (r - row) * 2 * kTile, buffers.values, dim, count,
-                 sums + r * dim);
-      }
-    }
+    attend_to_tile(layer, rows, begin, count, buffers);
   }
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = task.first_token + row / group, head = first_head + row % group;
-    store_output(sums + row * dim, dim, total[row],
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const int64_t token = task.first_token + row / group;
+    const int64_t head = task.first_kv_head * group + row % group;
+    store_output(rows.sums + row * dim, dim, rows.total[row],
                  layer.output + (token * layer.num_heads + head) * dim);
   }
 }

@@ -84,7 +84,7 @@ def test_a_processor_gets_the_best_level_it_has(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(build, "_CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(matrix_registers, "allowed", lambda: allowed)
+    monkeypatch.setattr(matrix_registers, "request_permission", lambda: allowed)
     amx, bf16, vnni, v4, v3, base = build.X86_LEVELS
     some = sorted(v4.features - {"avx512vl"})
     for level, flags in [
