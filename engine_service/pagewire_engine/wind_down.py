@@ -277,6 +277,7 @@ def _few(bits: Bits) -> list[int] | None:
     """The tokens of a mask, where they are few."""
     if np.count_nonzero(bits) > _MOST_WAYS:
         return None
+    # For a few in half the time of `numbers_of`, which unpacks all bits.
     numbers: list[int] = []
     (words,) = bits.nonzero()
     for word, left in zip(words.tolist(), bits[words].tolist(), strict=True):

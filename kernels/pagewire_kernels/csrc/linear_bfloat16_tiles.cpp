@@ -4,13 +4,11 @@
 
 #if defined(__AMX_TILE__)
 
-#include "linear_groups.h"
-#include "matrix_registers.h"
+#include "linear_tiles.h"
 
 namespace pagewire {
 namespace {
 
-constexpr int64_t kPanelBytes = 2 * kTileBytes;  // of a row: a panel is two tiles wide
 constexpr int64_t kTileDepth = kTileBytes / sizeof(bfloat16);
 static_assert(kTileDepth == kBFloat16Unit);
 constexpr int64_t kPanelTile = kTileRows * kPanel * 2;  // elements of a panel's two tiles
@@ -33,13 +31,6 @@ void round_row(const float* in, int64_t count, bfloat16* out) {
   for (int64_t i = 0; i < rounded_up(count, kTileDepth); i += kWidth) {
     store(out + i, load<kWidth>(i < whole ? in + i : tail + (i - whole)));
   }
-}
-
-inline void store_sums(float (*upper)[kPanel], float (*lower)[kPanel]) {
-  _tile_stored(0, upper[0], sizeof(upper[0]));
-  _tile_stored(1, upper[0] + kWidth, sizeof(upper[0]));
-  _tile_stored(2, lower[0], sizeof(lower[0]));
-  _tile_stored(3, lower[0] + kWidth, sizeof(lower[0]));
 }
 
 // Asks for some of the weights of the panels to come while others are computed with.
@@ -97,14 +88,6 @@ inline void multiply_few(const bfloat16* weights, const bfloat16* next, int64_t 
   store_sums(sums, sums + kTileRows);
 }
 
-inline void finish_rows(const Linear& l, const float (*sums)[kPanel], int64_t rows, int64_t token,
-                        int64_t panel) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const FloatV<kWidth> both[] = {load<kWidth>(sums[r]), load<kWidth>(sums[r] + kWidth)};
-    finish<false>(l, both, token + r, panel);
-  }
-}
-
 int64_t panels_together(const Linear& l) { return l.num_tokens > kTileRows ? 1 : 2; }
 
 void multiply_piece(const Linear& l, const Rounded& rounded, const Piece& piece,
@@ -127,14 +110,14 @@ void multiply_piece(const Linear& l, const Rounded& rounded, const Piece& piece,
         const auto lower = static_cast<uint8_t>(rows / 2);
         registers.shape({upper, upper, lower, lower, upper, lower, kTileRows, kTileRows});
         multiply_many(now, size, inputs, rounded.stride, upper, ahead, sums);
-        finish_rows(l, sums, rows, token, panel);
+        finish_rows<false>(l, sums, rows, token, panel);
       } else {
         const int64_t next = std::min(panel + 1, last - 1);
         const auto r = static_cast<uint8_t>(rows);
         registers.shape({r, r, r, r, r, kTileRows, kTileRows, kTileRows});
         multiply_few(now, weights + next * size, size, inputs, rounded.stride, ahead, sums);
-        finish_rows(l, sums, rows, token, panel);
-        if (next > panel) finish_rows(l, sums + kTileRows, rows, token, next);
+        finish_rows<false>(l, sums, rows, token, panel);
+        if (next > panel) finish_rows<false>(l, sums + kTileRows, rows, token, next);
       }
     }
   }
@@ -153,11 +136,7 @@ void multiply_bfloat16(const Linear& linear, int64_t num_threads) {
         round_row(in, linear.depth, inputs.values.data() + token * inputs.stride);
       },
       [&](const Linear& part, Pieces& pieces, int thread) {
-        TileRegisters registers;
-        finish_writes();
-        for (Piece piece; pieces.take(thread, piece);) {
-          multiply_piece(part, inputs, piece, registers);
-        }
+        work_by_tiles(part, inputs, pieces, thread, multiply_piece);
       });
 }
 

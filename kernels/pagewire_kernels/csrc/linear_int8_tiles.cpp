@@ -5,14 +5,12 @@
 
 #if defined(__AMX_TILE__)
 
-#include "linear_groups.h"
 #include "linear_int8_inputs.h"
-#include "matrix_registers.h"
+#include "linear_tiles.h"
 
 namespace pagewire {
 namespace {
 
-constexpr int64_t kPanelBytes = 2 * kTileBytes;  // of a row: a panel is two tiles wide
 constexpr int64_t kTileDepth = kTileBytes;
 static_assert(kTileDepth == kInt8Unit);
 constexpr int64_t kPanelTile = kTileRows * kPanelBytes;
@@ -62,10 +60,7 @@ inline void multiply_stretch(const int8_t* weights, int64_t num_tiles, const uin
     _tile_dpbusd(2, 5, 6);
     _tile_dpbusd(3, 5, 7);
   }
-  _tile_stored(0, upper_sums[0], sizeof(upper_sums[0]));
-  _tile_stored(1, upper_sums[0] + kWidth, sizeof(upper_sums[0]));
-  _tile_stored(2, lower_sums[0], sizeof(lower_sums[0]));
-  _tile_stored(3, lower_sums[0] + kWidth, sizeof(lower_sums[0]));
+  store_sums(upper_sums, lower_sums);
 }
 
 // Up to 16 tokens by a panel.
@@ -95,10 +90,7 @@ void multiply(const Linear& l, const Rounded& rounded, int64_t token, int64_t ro
       }
     }
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    const FloatV<kWidth> both[] = {load<kWidth>(sums[r]), load<kWidth>(sums[r] + kWidth)};
-    finish<true>(l, both, token + r, panel);
-  }
+  finish_rows<true>(l, sums, rows, token, panel);
 }
 
 void multiply_piece(const Linear& l, const Rounded& rounded, const Piece& piece,
@@ -130,11 +122,7 @@ void multiply_int8(const Linear& linear, int64_t num_threads) {
       },
       [&](int64_t token, const float* in) { round_row(in, token, inputs); },
       [&](const Linear& part, Pieces& pieces, int thread) {
-        TileRegisters registers;
-        finish_writes();
-        for (Piece piece; pieces.take(thread, piece);) {
-          multiply_piece(part, inputs, piece, registers);
-        }
+        work_by_tiles(part, inputs, pieces, thread, multiply_piece);
       });
 }
 
