@@ -15,8 +15,8 @@ _KEYS = (
     "engine", "model", "test", "batch", "out_tok_s", "ms_per_step", "prefill_tok_s", "startup_s",
     "card", "commit",
 )  # fmt: skip
-# The copy ceiling of an H100 80GB HBM3, for floors where a run has not measured its card's.
-_COPY_TB_S = 2.983
+# Copy ceilings, for floors where a run has not measured its card's.
+_COPY_TB_S = {"NVIDIA H100 80GB HBM3": 2.983, "NVIDIA H200": 4.244}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class Report:
     def _ratios(self, line: Line) -> Line:
         if line["test"] == "B" and "min_GB_per_step" in line:
             copy = self.find(None, "copy")
-            rate = copy["TB_s"] if copy else _COPY_TB_S
+            rate = copy["TB_s"] if copy else _COPY_TB_S.get(line["card"])
+            if rate is None:
+                return {}
             floor_ms = line["min_GB_per_step"] / rate
             over = line["ms_per_step"] / max(floor_ms, 1e-9)
             return {"floor_ms": round(floor_ms, 3), "over_floor": round(over, 3)}
