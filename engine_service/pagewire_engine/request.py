@@ -278,6 +278,11 @@ class Request:
         return self.num_prompt_logprobs >= self.num_prompt_tokens - 1
 
     @property
+    def is_recomputed(self) -> bool:
+        """Whether it has not come back yet to where it was preempted."""
+        return self.is_prefilling and self.num_preemptions > 0
+
+    @property
     def leader_alone(self) -> bool:
         """Whether others wait for the leader to compute the prompt that they will share."""
         return len(self.live) > 1 and not self.prompt_shared

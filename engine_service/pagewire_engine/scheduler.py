@@ -55,10 +55,13 @@ class Scheduler(RequestQueues):
         if not waiting:
             return
         running: dict[int, int] = {}
+        recomputed: set[int] = set()
         for request in (*self.swapped, *self.running):
             priority = running.get(request.adapter, request.order[0])
             running[request.adapter] = min(priority, request.order[0])
-        leaving = turns.change_places(step, running, waiting)
+            if request.is_recomputed:
+                recomputed.add(request.adapter)
+        leaving = turns.change_places(step, running, waiting, recomputed)
         if not leaving or any(request.adapter == leaving for request in self.swapped):
             return
         victims = [request for request in self.running if request.adapter == leaving]

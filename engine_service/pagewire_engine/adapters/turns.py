@@ -3,7 +3,9 @@
 An adapter takes a place before its first request starts, and keeps it while it has some that run.
 Where others wait in vain, places change hands: whoever has had one for a turn takes no newcomers,
 and after another turn its requests are computed again later (SGLang's pull request 15129: with one
-place and requests of adapters A, B, A, A, A, ... B must run in bounded time).
+place and requests of adapters A, B, A, A, A, ... B must run in bounded time). What is computed
+again has a turn from when it is back where it was: else a prompt of more than two turns would never
+come to its end.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class AdapterStore(Protocol):
 class _Place:
     since: int
     closed: bool = False
+    recomputed_at: int | None = None
 
 
 class AdapterTurns:
@@ -86,7 +89,11 @@ class AdapterTurns:
             self._store.release(number)
 
     def change_places(
-        self, step: int, running: Mapping[int, int], waiting: Sequence[tuple[int, int]]
+        self,
+        step: int,
+        running: Mapping[int, int],
+        waiting: Sequence[tuple[int, int]],
+        recomputed: Collection[int] = (),
     ) -> int:
         """Gives places to adapters whose requests wait.
 
@@ -96,13 +103,16 @@ class AdapterTurns:
                 among them; lower is more urgent.
             waiting: adapters whose requests wait and the priority of the first, the most urgent
                 first.
+            recomputed: adapters of which a request was preempted and is not back where it was.
 
         Returns:
             An adapter whose running requests must make way; 0: none.
         """
         numbers = [number for number, _ in waiting]
-        for place in self._places.values():
+        for number, place in self._places.items():
             place.closed = False
+            if number in recomputed:
+                place.recomputed_at = step
         blocked = [each for each in waiting if each[0] not in self._places]
         self._blocked_since = {
             number: self._blocked_since.get(number, step) for number, _ in blocked
@@ -116,9 +126,13 @@ class AdapterTurns:
             if leaving is None:
                 continue
             if leaving in running:
-                self._places[leaving].closed = True
-                waited = step - self._blocked_since[number]
-                return leaving if waited >= 2 * self._turn_steps else NO_ADAPTER
+                place = self._places[leaving]
+                # From now on none of it starts, so that nothing more has to be computed again.
+                place.closed = True
+                due = self._blocked_since[number] + 2 * self._turn_steps
+                if place.recomputed_at is not None:
+                    due = max(due, place.recomputed_at + self._turn_steps)
+                return leaving if step >= due else NO_ADAPTER
             self.forget(leaving)
             self._give(number, step)
         return NO_ADAPTER

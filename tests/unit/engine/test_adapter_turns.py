@@ -141,6 +141,22 @@ def test_who_made_way_goes_on_where_it_was(harness: AdaptedHarness, tmp_path: Pa
     assert harness.tokens("a2") == alone.tokens("a2")
 
 
+@pytest.mark.parametrize(
+    ("changes", "prompt_logprobs"), [({"enable_prefix_caching": False}, None), ({}, 0)]
+)
+def test_prompts_that_take_longer_than_their_turns_come_to_an_end(
+    tmp_path: Path, changes: dict[str, Any], prompt_logprobs: int | None
+) -> None:
+    harness = AdaptedHarness(tmp_path, changes={"max_num_batched_tokens": 2, **changes})
+    for name in "AB":
+        prompt = [ord(name)] * 5 * TURN_STEPS
+        harness.ask(name, name, prompt, max_tokens=90, prompt_logprobs=prompt_logprobs)
+    # Nothing that was computed of them is found again: each is preempted once.
+    harness.run(30 * TURN_STEPS)
+    assert harness.engine.stats().num_preemptions > 0
+    assert all(recorded.reasons for recorded in harness.requests.values())
+
+
 def test_more_adapters_than_places_all_end(tmp_path: Path) -> None:
     harness = AdaptedHarness(tmp_path, max_loras=2)
     for n in range(40):
