@@ -315,7 +315,7 @@ class Generation:
                 whole=request.whole and not params.stop and request.answer is None,
                 trace_headers=current_headers(),
             )
-            stream = await self._submit(engine_request)
+            stream, engine_request = await self._submit(engine_request)
         except BaseException as error:
             self._live.discard(key)
             if picks_best and isinstance(error, PagewireError):
@@ -327,11 +327,11 @@ class Generation:
             raise
         return RunningGeneration(self, key, stream, engine_request, params, request.answer)
 
-    async def _submit(self, request: EngineRequest) -> TokenStream:
+    async def _submit(self, request: EngineRequest) -> tuple[TokenStream, EngineRequest]:
         """Hands a request over; once more where its adapter has been replaced since it was known
-        here, by one that reads the same tokens."""
+        here, by one that reads the same tokens. Returns the request that was taken, too."""
         try:
-            return await self.client.submit(request)
+            return await self.client.submit(request), request
         except FailedPreconditionError as error:
             if error.field != "adapter" or not request.adapter_version:
                 raise
@@ -340,7 +340,8 @@ class Generation:
             if known is None or known.info.version == request.adapter_version:
                 raise
             _check_text_version(request.adapter, self.text_version, known.text_version)
-            return await self.client.submit(replace(request, adapter_version=known.info.version))
+            request = replace(request, adapter_version=known.info.version)
+            return await self.client.submit(request), request
 
     def _ending_by_own_eos(self, params: SamplingParams) -> SamplingParams:
         """With the end token of the adapter's own tokenizer, if that is another than the model's:

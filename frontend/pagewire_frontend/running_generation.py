@@ -150,16 +150,19 @@ class RunningGeneration:
         return update if update.deltas or update.prompt_logprobs else None
 
     async def _go_on_after_reasoning(self, budget: ReasoningBudget) -> None:
-        """Hands the request over again, from where the budget ended its reasoning."""
-        self._generation.in_background(self._stream.abort())
-        self._past_resumptions += self._stream.resumptions
+        """Hands the request over again, from where the budget ended its reasoning. It is aborted
+        after that: until then it keeps the adapter, which may be on its way out, and the grammar
+        in the engine."""
         client_id = self._request.request_id.rpartition("-")[0]
         self._request = replace(
             self._request,
             request_id=f"{client_id}-{secrets.token_hex(4)}",
             past=budget.take_past(),
         )
-        self._stream = await self._generation.client.submit(self._request)
+        stream = await self._generation.client.submit(self._request)
+        self._generation.in_background(self._stream.abort())
+        self._past_resumptions += self._stream.resumptions
+        self._stream = stream
         self._deltas = aiter(self._stream)
 
     def _take_apart(self, delta: TextDelta, answer: AnswerFormat) -> None:

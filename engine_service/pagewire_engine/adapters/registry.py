@@ -243,18 +243,20 @@ class AdapterRegistry:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def hold(self, name: str, version: str = "") -> AdapterHold:
+    def hold(self, name: str, version: str = "", *, resubmission: bool = False) -> AdapterHold:
         """For a request that names an adapter. To be released once, when it has ended.
 
         Args:
             name: the adapter's.
             version: which; "": the present one.
+            resubmission: the request was admitted before: it may go on with an adapter that is
+                being unloaded, as long as others do.
 
         Raises:
             AdapterNotFoundError: there is none of this name.
             FailedPreconditionError: not in this version, or it is being unloaded.
         """
-        return self._roster.hold(name, version)
+        return self._roster.hold(name, version, resubmission=resubmission)
 
     def release(self, number: int) -> None:
         """A request that held the adapter has ended."""

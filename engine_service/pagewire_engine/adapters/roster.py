@@ -227,7 +227,7 @@ class Roster:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def hold(self, name: str, version: str = "") -> AdapterHold:
+    def hold(self, name: str, version: str = "", *, resubmission: bool = False) -> AdapterHold:
         """See AdapterRegistry."""
         with self.changed:
             adapter = self._current.get(name)
@@ -235,7 +235,7 @@ class Roster:
                 raise AdapterNotFoundError(f"no adapter {name!r} is loaded", field="adapter")
             if version and adapter.version != version:
                 adapter = self._held_version(name, version)
-            elif adapter.is_leaving:
+            elif adapter.is_leaving and not (resubmission and adapter.num_holds):
                 raise FailedPreconditionError(
                     f"the adapter {name!r} is being unloaded", field="adapter"
                 )

@@ -166,7 +166,7 @@ class AdapterService:
             take(submission)
             return ""
         registry = self._enabled("adapter")
-        hold = registry.hold(name, version)
+        hold = registry.hold(name, version, resubmission=submission.resubmission)
         try:
             take(replace(submission, adapter=hold.number, cache_key=hold.cache_key))
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pagewire_frontend.generation import Generation, GenerationSettings
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.tool_choice import ToolUse
 from tests.fakes.fake_engine_client import VOCAB_SIZE, ids_of, tokenizer_files
-from tests.fakes.replaying_client import ReplayingClient, turns_of
+from tests.fakes.replaying_client import ReplayingClient, ReplayingStream, turns_of
 
 OPENED = "{{ messages[0].content }}<think>\n{# </think> #}"
 UNOPENED = "{{ messages[0].content }}{# </think> #}"
@@ -138,6 +139,23 @@ async def test_reasoning_within_its_budget_is_left_alone(template: str, budget: 
     assert whole.sequences[0].reasoning == "Hm"
     assert whole.sequences[0].text == "Yes. " * 20
     assert len(requests) == 1
+
+
+async def test_the_engine_lets_go_of_it_only_when_it_was_handed_over_again() -> None:
+    engine = Engine(["thinking", "thinking"], "done", [], OPENED)
+    aborts: list[list[int]] = []
+    submit = engine.submit
+
+    async def watched(request: EngineRequest) -> ReplayingStream:
+        await asyncio.sleep(0)  # so that what was left to the background has run
+        aborts.append([stream.aborts for stream in engine.streams])
+        return await submit(request)
+
+    engine.submit = watched  # type: ignore[method-assign]
+    await run(engine, 3, n=2)
+    assert aborts[:2] == [[], [0]]
+    await asyncio.sleep(0)
+    assert [stream.aborts for stream in engine.streams] == [1] * (len(aborts) - 1) + [0]
 
 
 async def test_an_answer_without_reasoning_has_no_budget() -> None:
