@@ -46,6 +46,8 @@ from pagewire_frontend.tracing import current_headers, phase
 
 # Adapters that an error names.
 _MOST_NAMES = 8
+# Rendering and tokenising a chat whose request is larger would hold up other streams.
+_LONG_CHAT_BYTES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +189,14 @@ class Generation:
         return self.for_model(name).model_name
 
     async def rendered_chat(
-        self, messages: list[dict[str, Any]], *, is_long: bool, **arguments: Any
+        self, messages: list[dict[str, Any]], *, num_bytes: int, **arguments: Any
     ) -> RenderedChat:
-        """`render_chat`, in a thread where it may take long: for much text, and for a template that
-        the request brings, which does what it likes until its budget is spent."""
+        """`render_chat`, in a thread where it may take long: for a request of many bytes, and for a
+        template that it brings, which does what it likes until its budget is spent."""
         render = functools.partial(self.render_chat, messages, **arguments)
         template = arguments.get("chat_template")
         own = {} if self._chat_template is None else self._chat_template.templates
-        if is_long or (template is not None and template not in own):
+        if num_bytes > _LONG_CHAT_BYTES or (template is not None and template not in own):
             return await asyncio.to_thread(render)
         return render()
 

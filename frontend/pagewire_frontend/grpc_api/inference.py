@@ -36,9 +36,6 @@ from pagewire_frontend.tracing import phase
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# Rendering or tokenising more than this many characters would hold up other streams.
-LONG_TEXT = 20_000
-
 # What generation calls the prompt is a chat's messages.
 _CHAT_FIELDS = {"prompt": "messages", "prompt_token_ids": "messages"}
 
@@ -274,7 +271,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         with renaming(_CHAT_FIELDS), phase("render_chat"):
             return await generation.rendered_chat(
                 requests.chat_messages(request.messages),
-                is_long=request.ByteSize() > LONG_TEXT,
+                num_bytes=request.ByteSize(),
                 tools=requests.tool_definitions(request.tools),
                 **requests.template_arguments(request.template_params),
             )

@@ -15,9 +15,6 @@ from pagewire_frontend.serving import Serving
 from pagewire_frontend.tool_choice import ToolDefinition, fitting, tool_use
 from pagewire_frontend.tracing import phase
 
-# Rendering or tokenising more than this many bytes would hold up other streams.
-_LONG_BODY = 20_000
-
 
 async def chat_request(serving: Serving, request: Request, body: ChatBody) -> GenerationRequest:
     """Renders the conversation.
@@ -69,7 +66,7 @@ async def rendered_chat(
     """
     return await generation.rendered_chat(
         messages,
-        is_long=len(await request.body()) > _LONG_BODY,
+        num_bytes=len(await request.body()),
         tools=tools,
         documents=body.documents,
         reasoning_effort=body.reasoning_effort,
