@@ -290,7 +290,7 @@ async def test_a_request_that_left_an_engine_which_has_not_heard_comes_back_to_i
         deltas = aiter(stream)
         collected.add(await anext(deltas))
         failover = stream._failover
-        departures = failover._departures
+        departures = failover._submission.departures
         tell = departures._tell
         lost: list[str] = []
 
@@ -306,7 +306,7 @@ async def test_a_request_that_left_an_engine_which_has_not_heard_comes_back_to_i
             collected.add(more)
         assert collected.token_ids == wanted.token_ids
         assert lost
-        assert failover.moves["drain"] == 1
+        assert client.statuses().moved == {"drain": 1}
         assert stream.resumptions == 0, "the engine has had it all the time"
         wait_until(lambda: peer.stats().num_running == 0, "nothing of it is left")
         await client.close()

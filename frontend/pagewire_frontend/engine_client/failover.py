@@ -37,10 +37,7 @@ class Failover:
         fleet: the engines.
         window_s: how long a request may be without an engine.
         prepare: gives an engine what it must have before it gets requests.
-        counts: where losses and resumptions are counted.
-
-    Attributes:
-        moves: requests that were submitted again, by the reason.
+        counts: where losses, moves and resumptions are counted.
     """
 
     def __init__(
@@ -48,9 +45,9 @@ class Failover:
         fleet: Fleet,
         window_s: float,
         prepare: Callable[[EngineLink, ModelInfo], Awaitable[None]],
-        counts: FailoverCounts | None = None,
+        counts: FailoverCounts,
     ) -> None:
-        self._counts = counts or FailoverCounts()
+        self._counts = counts
         self._fleet = fleet
         self._window_s = window_s
         self._prepare = prepare
@@ -58,11 +55,7 @@ class Failover:
         self._tasks: set[asyncio.Task[None]] = set()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._submission = Submission(fleet, window_s, self._counts, self._spawn)
-        self._suspects = self._submission.suspects
-        self._placement = self._submission.placement
-        self._departures = self._submission.departures
-        self._presumed = PresumedDeaths(self._suspects)
-        self.moves = self._submission.moves
+        self._presumed = PresumedDeaths(self._submission.suspects)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -88,7 +81,7 @@ class Failover:
         if live not in self._lives:
             return None
         self._submission.withdraw(live)
-        told = self._departures.tell(live) if tell else None
+        told = self._submission.departures.tell(live) if tell else None
         live.mailbox.mute_all(FinishReason.ABORT)
         self._forget(live)
         return told
@@ -99,7 +92,7 @@ class Failover:
         if live.mailbox.sequences[index].finish_reason is None:
             # With the last one the whole request: that refuses a Submit which is still on its way.
             of = index if live.mailbox.num_open > 1 else None
-            told = self._departures.tell(live, of, FinishReason.STOP)
+            told = self._submission.departures.tell(live, of, FinishReason.STOP)
         live.mailbox.mute(index, FinishReason.STOP)
         return told
 
@@ -115,9 +108,10 @@ class Failover:
 
     def _forget(self, live: LiveRequest) -> None:
         """The request has ended, one way or another."""
-        suspected = live in self._suspects
+        suspects = self._submission.suspects
+        suspected = live in suspects
         # Here too, since its resubmission may never have begun: all others would wait for it.
-        self._suspects.acquit(live)
+        suspects.acquit(live)
         if suspected:
             self._fleet.announce()  # it may wait for an engine to be tried in, and others for that
         self._presumed.forget(live)
@@ -152,7 +146,7 @@ class Failover:
         session = link.session
         assert session is not None
         another_life = session.epoch != replaced.epoch
-        self._placement.forget_cache_of(link, another_life)
+        self._submission.placement.forget_cache_of(link, another_life)
         died = another_life and replaced.epoch != link.stopped_epoch
         _logger.info(
             "%s; %d live requests are submitted again",
@@ -192,7 +186,8 @@ class Failover:
         session = link.session
         if state is LinkState.AWAY and not link.died:
             self._fail_those_of_another_model(link)
-        movable = [live for live in link.lives.values() if self._placement.has_another(live, link)]
+        placement = self._submission.placement
+        movable = [live for live in link.lives.values() if placement.has_another(live, link)]
         if not movable or session is None:
             return
         _logger.warning(
@@ -205,13 +200,13 @@ class Failover:
             for live in movable:
                 self._submission.move(live, "drain")
             return
-        self._placement.forget_cache_of(link, True)
+        placement.forget_cache_of(link, True)
         died = state is LinkState.STUCK or link.died
         some_stay = len(movable) < len(link.lives)
         if some_stay:
             # Else the session is ended, and all of it with that.
             for live in movable:
-                self._departures.tell(live)
+                self._submission.departures.tell(live)
         counted = self._lose(movable, session, "death" if died else "drain")
         for live in counted:
             self._presumed.note(link, session.epoch, live)
@@ -220,7 +215,7 @@ class Failover:
 
     def _fail_those_of_another_model(self, link: EngineLink) -> None:
         for live in list(link.lives.values()):
-            if not self._placement.has_model(live):
+            if not self._submission.placement.has_model(live):
                 live.mailbox.fail(
                     UnavailableError(
                         "the engine has stopped, and those that are left serve another model"
@@ -235,13 +230,14 @@ class Failover:
         Returns:
             Those against whom its death counts.
         """
-        trial = self._suspects.on_trial_in(session)
+        suspects = self._submission.suspects
+        trial = suspects.on_trial_in(session)
         counted = []
         for live in list(lost):
             live.leave()
-            if reason == "death" and self._suspects.count_death(live, trial, lagged=session.lagged):
+            if reason == "death" and suspects.count_death(live, trial, lagged=session.lagged):
                 counted.append(live)
-            if not self._placement.has_model(live):
+            if not self._submission.placement.has_model(live):
                 # Those never accepted too: their prompts are in the other model's tokens.
                 live.mailbox.fail(UnavailableError("the engine came back with another model"))
             else:
@@ -274,7 +270,7 @@ class Failover:
             return
         ended_here = isinstance(error, InternalError | ResourceExhaustedError)
         if ended_here:
-            self._departures.tell(live)
+            self._submission.departures.tell(live)
         live.mailbox.fail(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -12,7 +13,9 @@ class FailoverCounts:
     Attributes:
         connections_lost: connections to engines that ended without our doing.
         resumed_requests: requests handed over again with what they had produced.
+        moves: requests that were submitted again, by the reason.
     """
 
     connections_lost: int = 0
     resumed_requests: int = 0
+    moves: Counter[str] = field(default_factory=Counter)

@@ -33,7 +33,7 @@ class EnginePool:
         endpoints: where they are.
         window_s: how long a request may be without an engine.
         tls: of the control channels; None: they have none.
-        counts: where losses and resumptions are counted.
+        counts: where losses, moves and resumptions are counted.
         frames: where what becomes of the delta wire's frames is counted.
 
     Attributes:
@@ -47,7 +47,7 @@ class EnginePool:
         endpoints: Endpoints,
         window_s: float,
         tls: ClientTls | None,
-        counts: FailoverCounts | None,
+        counts: FailoverCounts,
         frames: FrameCounts,
     ) -> None:
         self.fleet = Fleet(window_s)

@@ -82,7 +82,7 @@ class RemoteEngineClient:
         failover_window_s: how long a request may be without an engine before it fails with
             UnavailableError.
         tls: of the control channels; None: they have none.
-        counts: where losses and resumptions are counted; None: by itself.
+        counts: where losses, moves and resumptions are counted; None: by itself.
         frames: where what becomes of the delta wire's frames is counted.
         resolve: finds the addresses of a name.
     """
@@ -98,7 +98,7 @@ class RemoteEngineClient:
     ) -> None:
         self._endpoints = Endpoints(targets, resolve)
         self._tls = tls
-        self._counts = counts
+        self._counts = counts or FailoverCounts()
         self._frames = frames or FrameCounts()
         self._window_s = failover_window_s
         self._pool: EnginePool | None = None
@@ -181,7 +181,7 @@ class RemoteEngineClient:
                 EngineStatus(link.name, link.state.value, len(link.lives), link.num_routed)
                 for link in links
             ),
-            dict(self._pool.failover.moves),
+            dict(self._counts.moves),
         )
 
     async def stats_of_each(self, timeout_s: float) -> Mapping[str, engine_pb2.GetStatsResponse]:

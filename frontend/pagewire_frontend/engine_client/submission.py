@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -41,11 +40,10 @@ class Submission:
     Args:
         fleet: the engines.
         window_s: how long a request may be without an engine.
-        counts: where resumptions are counted.
+        counts: where moves and resumptions are counted.
         spawn: runs a task until the client is closed.
 
     Attributes:
-        moves: requests that were submitted again, by the reason.
         suspects: those that may be what kills engines.
         placement: which engine a request may go to.
         departures: tells engines what leaves them.
@@ -58,7 +56,6 @@ class Submission:
         counts: FailoverCounts,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self.moves: Counter[str] = Counter()
         self.suspects = Suspects(self._place, window_s)
         self.placement = Placement(fleet, self.suspects)
         self.departures = Departures(spawn, window_s)
@@ -87,7 +84,7 @@ class Submission:
         """Has a request submitted again, unless that is under way."""
         if not live.mailbox.ended and live not in self._placing:
             _logger.debug("request %s is submitted again: %s", live.request.request_id, reason)
-            self.moves[reason] += 1
+            self._counts.moves[reason] += 1
             self._placing[live] = self._spawn(self._resubmit(live))
 
     def move(self, live: LiveRequest, reason: str) -> None:

@@ -19,6 +19,7 @@ from pagewire_frontend.engine_client import link as link_module
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.control import DrainingError, TransportError
 from pagewire_frontend.engine_client.failover import Failover
+from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_client.fleet import Fleet
 from pagewire_frontend.engine_client.link import EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
@@ -34,7 +35,7 @@ class Engines:
 
     def __init__(self, window_s: float = 60.0) -> None:
         self.fleet = Fleet(window_s)
-        self.failover = Failover(self.fleet, window_s, unprepared)
+        self.failover = Failover(self.fleet, window_s, unprepared, FailoverCounts())
 
     def add(self, name: str, epoch: int = 1) -> EngineLink:
         link = EngineLink(name, lambda: AsyncMock(outdated=False), self.failover)  # type: ignore[arg-type]
@@ -71,7 +72,7 @@ async def settled() -> None:
 async def test_no_suspect_comes_before_the_request_that_must_leave_for_it(engines: Engines) -> None:
     link = engines.add("a")
     live = await engines.failover.submit(request())
-    engines.failover._departures.tell(live)
+    engines.failover._submission.departures.tell(live)
     # Not only once the task that tells the engine has begun.
     assert not link.vacancy.clear
 
@@ -82,7 +83,7 @@ async def test_a_suspect_is_tried_as_soon_as_a_heartbeat_says_that_its_engine_is
     link = engines.add("a")
     await engines.failover.submit(request())
     suspect = await engines.failover.submit(request())
-    suspects = engines.failover._suspects
+    suspects = engines.failover._submission.suspects
     for _ in range(2):
         suspects.count_death(suspect, trial=None)
     suspect.leave()

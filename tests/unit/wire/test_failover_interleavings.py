@@ -19,6 +19,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client import link as link_module
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.failover import Failover
+from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_client.fleet import Fleet
 from pagewire_frontend.engine_client.link import EngineLink
 from tests.fakes.shaky_fleet import Control, FakeWire, ShakyFleet
@@ -103,7 +104,7 @@ class Run:
 
     async def main(self) -> None:
         fleet = Fleet(WINDOW_S)
-        self.failover = Failover(fleet, WINDOW_S, _prepare)
+        self.failover = Failover(fleet, WINDOW_S, _prepare, FailoverCounts())
         engines = {engine.name: engine for engine in self.fleet.engines}
 
         def link_to(name: str) -> EngineLink:
@@ -132,7 +133,7 @@ class Run:
     async def _rest(self, fleet: Fleet) -> None:
         """Nothing is left anywhere."""
         assert not self.failover._lives
-        assert self.failover._suspects.cleared
+        assert self.failover._submission.suspects.cleared
         for link in fleet.links.values():
             assert not link.lives
             assert link.own_load == 0

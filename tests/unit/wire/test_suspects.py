@@ -14,6 +14,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.engine_client import suspects as suspects_module
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.failover import Failover
+from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_client.fleet import Fleet
 from pagewire_frontend.engine_client.link import EngineLink
 from pagewire_frontend.engine_client.live_request import LiveRequest
@@ -25,7 +26,7 @@ async def unprepared(link: EngineLink, info: ModelInfo) -> None: ...
 
 @pytest.fixture
 async def failover() -> AsyncIterator[Failover]:
-    failover = Failover(Fleet(1.0), 1.0, unprepared)
+    failover = Failover(Fleet(1.0), 1.0, unprepared, FailoverCounts())
     yield failover
     await failover.close()
 
@@ -34,8 +35,8 @@ def suspect(failover: Failover) -> LiveRequest:
     live = LiveRequest(EngineRequest("r", [1], SamplingParams()), failover._forget)
     failover._lives[live] = None
     live.placed, live.deaths = True, SUSPICIOUS_DEATHS - 1
-    failover._suspects.count_death(live, trial=None)
-    assert not failover._suspects.cleared
+    failover._submission.suspects.count_death(live, trial=None)
+    assert not failover._submission.suspects.cleared
     return live
 
 
@@ -44,12 +45,12 @@ async def test_one_that_is_dropped_before_its_trial_has_begun(failover: Failover
     failover._submission.again(live, "death")
     failover.abandon(live)
     await asyncio.sleep(0)
-    assert failover._suspects.cleared
+    assert failover._submission.suspects.cleared
 
 
 async def test_one_that_fails_without_a_trial(failover: Failover) -> None:
     suspect(failover).mailbox.fail(UnavailableError("the engine came back with another model"))
-    assert failover._suspects.cleared
+    assert failover._submission.suspects.cleared
 
 
 def placed() -> LiveRequest:
