@@ -43,8 +43,6 @@ DEATHS_OF_A_CONVICT = 3
 # have been tried.
 MOST_OF_A_TRIAL = 64
 MOST_BEFORE_A_TRIAL = MOST_OF_A_TRIAL + 24
-# With a conviction the death before it is explained too.
-DEATHS_BETWEEN_CONVICTS = 2
 # After the engine's last death, so that its memory can be watched.
 QUIET_SHARE = 0.25
 MOST_GROWTH_BYTES = 24 << 20
@@ -196,8 +194,9 @@ class Chaos:
         convictions = frontend.convictions
         convictions.append(self.num_kills)
         for number, earlier in enumerate(reversed(convictions[:-1]), 1):
-            # The last one may have been told late, when there was another kill.
-            least = DEATHS_BETWEEN_CONVICTS * number - 1
+            # With a conviction all deaths before it are explained; but that of the earlier one may
+            # have been told late, when there was another kill.
+            least = DEATHS_OF_A_CONVICT * number - 1
             assert self.num_kills - earlier >= least, convictions
 
     # -- faults ----------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class Failover:
         suspects = self._submission.suspects
         suspected = live in suspects
         # Here too, since its resubmission may never have begun: all others would wait for it.
-        suspects.acquit(live)
+        suspects.forget(live)
         if suspected:
             self._fleet.announce()  # it may wait for an engine to be tried in, and others for that
         self._presumed.forget(live)

@@ -44,8 +44,9 @@ class Suspects:
         self._place = place
         self._window_s = window_s
         self._suspects: set[LiveRequest] = set()
-        # Came through their trials; the deaths are not explained yet.
-        self._proven: set[LiveRequest] = set()
+        # Against whom a death counts that is not explained yet: also those that were in flight at
+        # one only, or came through their trials.
+        self._implicated: set[LiveRequest] = set()
         self._on_trial: LiveRequest | None = None
         self._proof_at = float("inf")
         self._court = asyncio.Lock()
@@ -102,6 +103,7 @@ class Suspects:
         live.deaths += 1
         live.died_at = num_tokens
         live.unseen = _UNSEEN_BY_A_LAGGARD if lagged else _UNSEEN_TOKENS
+        self._implicated.add(live)
         if live.deaths < SUSPICIOUS_DEATHS:
             self.acquit(live)
         else:
@@ -116,12 +118,13 @@ class Suspects:
             self.acquit(live)
 
     def _convict(self, live: LiveRequest) -> None:
-        """The engine died of this one; whoever else was there has nothing to do with it."""
+        """The engine died of this one; whoever else was there at a death had nothing to do with it,
+        suspected or not."""
         _logger.error("request %s kills the engine each time", live.request.request_id)
-        for other in self._suspects | self._proven:
+        for other in self._implicated:
             other.explain_deaths(0)
+        self._implicated.clear()
         self._suspects.clear()
-        self._proven.clear()
         self._cleared.set()
         live.mailbox.fail(InternalError("the engine died of this request each time it was tried"))
 
@@ -131,14 +134,17 @@ class Suspects:
         live.explain_deaths(SUSPICIOUS_DEATHS - 1)
         live.proven_in = live.session
         self.acquit(live)
-        self._proven.add(live)
 
     def acquit(self, live: LiveRequest) -> None:
-        """The request is proven, or has ended: nobody need wait for it."""
+        """The request is not suspected any more: nobody need wait for it."""
         self._suspects.discard(live)
-        self._proven.discard(live)
         if not self._suspects:
             self._cleared.set()
+
+    def forget(self, live: LiveRequest) -> None:
+        """The request has ended."""
+        self._implicated.discard(live)
+        self.acquit(live)
 
     async def wait_for_verdicts(self, live: LiveRequest) -> None:
         """Returns once nobody is suspected.

@@ -133,7 +133,9 @@ class Run:
     async def _rest(self, fleet: Fleet) -> None:
         """Nothing is left anywhere."""
         assert not self.failover._lives
-        assert self.failover._submission.suspects.cleared
+        suspects = self.failover._submission.suspects
+        assert suspects.cleared
+        assert not suspects._implicated
         for link in fleet.links.values():
             assert not link.lives
             assert link.own_load == 0

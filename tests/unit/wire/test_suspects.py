@@ -218,6 +218,18 @@ async def test_one_that_has_come_through_its_trial_is_cleared_by_another_s_convi
     assert proven.deaths == 0
 
 
+async def test_a_conviction_explains_the_one_death_of_who_came_after_the_first() -> None:
+    suspects = Suspects(never, 1.0)
+    guilty, newcomer = placed(), placed()
+    blamed(suspects, guilty)
+    blamed(suspects, guilty, newcomer)
+    suspects.count_death(guilty, trial=guilty)
+    assert newcomer.deaths == 0
+    # At the next death it is there once, and not twice.
+    blamed(suspects, newcomer)
+    assert suspects.cleared
+
+
 async def test_a_trial_s_time_stands_still_while_the_engine_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
