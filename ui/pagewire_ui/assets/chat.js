@@ -2,7 +2,7 @@
 // streams the answer, and keeps nothing of either.
 
 import { Composer, turnText } from "./composer.js";
-import { el, newId } from "./dom.js";
+import { el, newId, problemNote } from "./dom.js";
 import { AnswerView, QuestionView, figuresOf } from "./message_view.js";
 import * as store from "./store.js";
 
@@ -273,7 +273,7 @@ class ChatRoom {
 
   say(text, isProblem = false) {
     this.status.className = isProblem && text ? "" : "pw-sr";
-    this.status.replaceChildren(isProblem && text ? el("div", { class: "problem", role: "alert" }, text) : text);
+    this.status.replaceChildren(isProblem && text ? problemNote(text) : text);
   }
 }
 

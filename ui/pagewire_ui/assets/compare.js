@@ -1,6 +1,6 @@
 // Two answers to one question, side by side.
 
-import { el } from "./dom.js";
+import { el, problemNote } from "./dom.js";
 import { AnswerView, figuresOf } from "./message_view.js";
 
 class Side {
@@ -35,7 +35,7 @@ class Side {
 /** Puts the two into a gr.HTML component. */
 export function mount(element, { props, watch }) {
   const sides = { left: new Side("Left answer"), right: new Side("Right answer") };
-  const problem = el("div", { class: "problem", role: "alert", hidden: true });
+  const problem = problemNote();
   const both = el("div", { class: "pw-sides", hidden: true }, sides.left.node, sides.right.node);
   element.replaceChildren(problem, both);
   let shown = 0;

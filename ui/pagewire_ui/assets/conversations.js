@@ -1,6 +1,6 @@
 // The list of the conversations that this browser keeps.
 
-import { download, el, iconButton, pickText } from "./dom.js";
+import { download, el, iconButton, pickText, problemNote } from "./dom.js";
 import * as store from "./store.js";
 
 /** Puts the list into a gr.HTML component. */
@@ -8,7 +8,7 @@ export function mount(element) {
   const items = el("ul", { class: "pw-conversations" });
   const note = el("div", { class: "pw-note", role: "status" });
   const say = (text, isProblem) => {
-    note.replaceChildren(isProblem ? el("div", { class: "problem", role: "alert" }, text) : text);
+    note.replaceChildren(isProblem ? problemNote(text) : text);
   };
   const draw = () => {
     const kept = store.list();

@@ -17,6 +17,11 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+/** What went wrong, in words; hidden while there are none. */
+export function problemNote(text) {
+  return el("div", { class: "problem", role: "alert", hidden: !text }, text ?? null);
+}
+
 const ICONS = {
   attach: "M13.5 7.5 8 13a3.5 3.5 0 0 1-5-5l6-6a2.4 2.4 0 0 1 3.4 3.4l-6 6A1.2 1.2 0 0 1 4.7 9.7L10 4.4",
   close: "M4 4l8 8M12 4l-8 8",

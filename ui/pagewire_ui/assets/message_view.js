@@ -1,6 +1,6 @@
 // One message of a conversation: its text, its reasoning folded away, its figures, and what can be done with it.
 
-import { copyFrom, el, iconButton } from "./dom.js";
+import { copyFrom, el, iconButton, problemNote } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { tokensView } from "./tokens.js";
 
@@ -49,7 +49,7 @@ export class AnswerView {
     this.reasoningMarkdown = new MarkdownView(this.reasoningBody);
     this.summary = el("summary", {}, "Reasoning");
     this.reasoning = el("details", { class: "pw-reasoning", hidden: true }, this.summary, this.reasoningBody);
-    this.error = el("div", { class: "problem", role: "alert", hidden: true });
+    this.error = problemNote();
     this.figures = el("div", { class: "pw-figures" });
     this.tokens = el("div", { class: "pw-answer-tokens", hidden: true });
     const copy = iconButton("copy", "Copy answer", () => copyFrom(copy, message.text));

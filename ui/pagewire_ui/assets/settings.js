@@ -1,7 +1,7 @@
 // The settings of a chat. What they hold after a choice is decided here and at once: a question that is sent right after
 // it is asked with it.
 
-const update = (changes) => ({ __type__: "update", ...changes });
+import { update } from "./outputs.js";
 
 /**
  * Outputs after a preset was chosen: whether the two groups of sliders are shown, then the sliders.

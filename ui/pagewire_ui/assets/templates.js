@@ -2,12 +2,12 @@
 // and the list hold at that moment: the server only tells which templates a model has.
 
 import { useTemplate } from "./chat.js";
-import { download, el, pickText } from "./dom.js";
+import { download, pickText } from "./dom.js";
+import { problem, said, update } from "./outputs.js";
 import * as store from "./store.js";
 
 const OWN = "Model: ";
 const SAVED = "Saved: ";
-const update = (changes) => ({ __type__: "update", ...changes });
 
 // What the server told, {templates: {name: source}, note}, and the text that the list put into the editor.
 let library = { templates: {}, note: "" };
@@ -105,13 +105,4 @@ function titleOf(chosen, source) {
   if (!(chosen in templates)) return "edited";
   const name = chosen.slice(chosen.indexOf(": ") + 2);
   return same(templates[chosen], source) ? name : `${name} (edited)`;
-}
-
-// A gr.HTML component takes HTML: the text is escaped by the browser itself.
-function said(text) {
-  return el("p", { class: "pw-hint", role: "status" }, text).outerHTML;
-}
-
-function problem(text) {
-  return el("div", { class: "problem", role: "alert" }, text).outerHTML;
 }
