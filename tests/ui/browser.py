@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
@@ -34,6 +35,18 @@ def launched_browser() -> Iterator[Browser]:
         launched = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield launched
         launched.close()
+
+
+@contextmanager
+def page_at(browser: Browser, url: str, *, height: int = 900, **options: Any) -> Iterator[Page]:
+    """The page as a visitor of its own has it, once it has heard of its model."""
+    # A page of the browser's own would be the only one that its context may have.
+    context = browser.new_context(viewport={"width": 1280, "height": height}, **options)
+    page = context.new_page()
+    page.goto(url)
+    expect(page.locator("#head")).to_contain_text("fake-model")
+    yield page
+    context.close()
 
 
 def send(page: Page, text: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from pagewire.v1 import engine_pb2
-from tests.ui.browser import answer, choose, new_chat, send, take_pictures
+from tests.ui.browser import answer, choose, new_chat, page_at, send, take_pictures
 from tests.ui.fake_adapters import FakeAdapters
 from tests.ui.fake_inference import FakeInference
 
@@ -31,11 +31,8 @@ def frontend(frontend_port: int, adapters: FakeAdapters) -> Iterator[FakeInferen
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(page_url)
-    expect(page.locator("#head")).to_contain_text("fake-model")
-    yield page
-    page.close()
+    with page_at(browser, page_url) as page:
+        yield page
 
 
 @pytest.fixture

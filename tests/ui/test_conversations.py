@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.ui.browser import answer, choose, new_chat, send, take_pictures
+from tests.ui.browser import answer, choose, new_chat, page_at, send, take_pictures
 from tests.ui.fake_inference import FakeInference
 
 MARKDOWN = """write # Paging
@@ -47,13 +47,9 @@ def frontend(frontend_port: int) -> Iterator[FakeInference]:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page = context.new_page()
-    page.goto(page_url)
-    expect(page.locator("#head")).to_contain_text("fake-model")
-    yield page
-    context.close()
+    with page_at(browser, page_url, height=800, accept_downloads=True) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        yield page
 
 
 @pytest.fixture

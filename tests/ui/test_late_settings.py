@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from pagewire.v1 import inference_pb2
-from tests.ui.browser import answer, choose, new_chat, send
+from tests.ui.browser import answer, choose, new_chat, page_at, send
 from tests.ui.fake_adapters import FakeAdapters
 from tests.ui.fake_inference import FakeInference
 from tests.ui.late_answers import late_answers
@@ -40,11 +40,8 @@ def frontend(frontend_port: int, adapters: FakeAdapters) -> Iterator[FakeInferen
 
 @pytest.fixture
 def chat(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(page_url)
-    expect(page.locator("#head")).to_contain_text("fake-model")
-    yield page
-    page.close()
+    with page_at(browser, page_url) as page:
+        yield page
 
 
 def asked(chat: Page, frontend: FakeInference, text: str = "hello") -> inference_pb2.ChatRequest:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.ui.browser import FITS, nameless_controls
+from tests.ui.browser import FITS, nameless_controls, page_at
 from tests.ui.fake_adapters import FakeAdapters
 from tests.ui.fake_inference import FakeInference
 from tests.ui.fake_observability import FakeObservability
@@ -40,11 +40,8 @@ def frontend(frontend_port: int, engine: FakeObservability) -> Iterator[FakeInfe
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.goto(page_url)
-    expect(page.locator("#head")).to_contain_text("fake-model")
-    yield page
-    page.close()
+    with page_at(browser, page_url, height=800) as page:
+        yield page
 
 
 @pytest.mark.parametrize("tab", TABS)

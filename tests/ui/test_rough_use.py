@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.ui.browser import answer, send
+from tests.ui.browser import answer, page_at, send
 from tests.ui.fake_inference import FakeInference
 from tests.ui.late_answers import late_questions
 
@@ -30,11 +30,8 @@ def frontend(frontend_port: int) -> Iterator[FakeInference]:
 
 @pytest.fixture
 def chat(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto(page_url)
-    expect(page.locator("#head")).to_contain_text("fake-model")
-    yield page
-    page.close()
+    with page_at(browser, page_url) as page:
+        yield page
 
 
 def ended(page: Page) -> None:

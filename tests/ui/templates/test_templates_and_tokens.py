@@ -3,42 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.fakes.fake_engine_client import CHATML, FakeEngineClient, byte_tokenizer
 from tests.ui.browser import answer, choose, new_chat, send, take_pictures, write_template
-from tests.ui.threaded_frontend import threaded_frontend
-
-
-@pytest.fixture(scope="module")
-def engine() -> FakeEngineClient:
-    return FakeEngineClient()
-
-
-@pytest.fixture(scope="module")
-def opened(
-    browser: Browser, page_url: str, frontend_port: int, engine: FakeEngineClient
-) -> Iterator[Page]:
-    with threaded_frontend(engine, grpc_port=frontend_port, allow_request_chat_template=True):
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
-        page = context.new_page()
-        page.goto(page_url)
-        expect(page.locator("#head")).to_contain_text("fake-model")
-        yield page
-        context.close()
-
-
-@pytest.fixture
-def editor(opened: Page) -> Page:
-    opened.get_by_role("tab", name="Templates").click()
-    choose(opened, "Template", "Model: default")
-    opened.locator("#restore-template").click()
-    expect(opened.locator("#prompt-count")).to_contain_text("161 tokens")
-    return opened
 
 
 def prompt_of(engine: FakeEngineClient) -> str:
