@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from pagewire.logs import LogFormat
-from pagewire.settings import check_host_port, check_url
+from pagewire.setting_checks import check_host_port, check_url
 
 # What other servers call gpt-oss's format.
 _HARMONY = frozenset(("harmony", "openai", "openai_gptoss", "gpt_oss", "gpt-oss"))

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model, field_validator
 
 from pagewire.config import EngineConfig
-from pagewire.settings import FlagGroup, check_logins, check_root_path
+from pagewire.setting_checks import check_logins, check_root_path
+from pagewire.settings import FlagGroup
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.model_download import MODEL_NAME
 

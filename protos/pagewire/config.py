@@ -18,7 +18,7 @@ from pydantic import (
 
 from pagewire.logs import LogFormat
 from pagewire.lora import LoraModule
-from pagewire.settings import check_url
+from pagewire.setting_checks import check_url
 
 # What one step computes at most, unless told otherwise, by kind of device.
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from pagewire.logs import LogFormat
-from pagewire.settings import check_host_port, check_logins, check_root_path
+from pagewire.setting_checks import check_host_port, check_logins, check_root_path
 
 
 class UiConfig(BaseModel):

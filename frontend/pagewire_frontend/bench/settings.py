@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from pagewire.config import EngineConfig
-from pagewire.settings import FlagGroup, SettingsError, check_host_port, flag_name
+from pagewire.setting_checks import check_host_port
+from pagewire.settings import FlagGroup, SettingsError, flag_name
 from pagewire_frontend.model_download import MODEL_NAME
 
 # Of an engine that serves others.

@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from pagewire.errors import InvalidArgumentError
+from pagewire.setting_checks import check_host_port
 from pagewire.settings import (
     FlagGroup,
-    check_host_port,
     describe_failure,
     parse_settings,
     secrets_to_environment,
