@@ -37,12 +37,8 @@ from pagewire_engine.worker.step_layout import (
     all_decode,
 )
 from pagewire_kernels.attention import AttentionBackend, AttentionMetadata, DeviceCounts
-from pagewire_kernels.gpu.batch_state import (
-    BatchInputs,
-    apply_changes,
-    prepare_decodes,
-    prepare_parts,
-)
+from pagewire_kernels.gpu.batch_inputs import BatchInputs, prepare_decodes, prepare_parts
+from pagewire_kernels.gpu.batch_state import Changes, apply_changes
 from pagewire_kernels.gpu.sampling import PADDING
 from pagewire_kernels.lora import LoraRows
 
@@ -200,7 +196,7 @@ class DeviceRunner:
         array = StepArray()
         changes = self._batch.collect(array, news)
         if array.size:
-            apply_changes(self._batch.state, self._inputs, self._uploads.send(array), changes)
+            self._apply_changes(self._uploads.send(array), changes)
         self._told_rows = rows
 
     def _decode(self, num_rows: int, longest: int, contexts: Sequence[int] = ()) -> torch.Tensor:
@@ -248,7 +244,7 @@ class DeviceRunner:
         if graph is not None:
             parts = replace(parts, room=(len(self._inputs.slots), graph.num_rows))
         sent = self._uploads.send(array)
-        apply_changes(self._batch.state, self._inputs, sent, changes)
+        self._apply_changes(sent, changes)
         prepare_parts(self._batch.state, self._inputs, sent, parts, self._cache.block_size)
         num_rows = parts.room[1]
         if self._adapters is not None:
@@ -386,6 +382,11 @@ class DeviceRunner:
     def _adapter_rows(self, num_tokens: int) -> LoraRows | None:
         """The adapters of the step's rows, where a graph finds them too; for the layers as well."""
         return None if self._adapters is None else self._adapters.use(num_tokens)
+
+    def _apply_changes(self, sent: torch.Tensor, changes: Changes) -> None:
+        """Takes what the host has told into the state and the rows of decodes."""
+        inputs = self._inputs
+        apply_changes(self._batch.state, sent, changes, inputs.slots, inputs.holds)
 
     def _special(self, sequences: Sequence[KnownSequence]) -> Rows:
         """Rows of which more is asked than their tokens."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pagewire_engine.step import StepPlan
 from pagewire_engine.worker.device_batch import DeviceBatch, KnownSequence
 from pagewire_engine.worker.staging import StepArray
-from pagewire_kernels.gpu.batch_state import FROM_DEVICE, Parts
+from pagewire_kernels.gpu.batch_inputs import FROM_DEVICE, Parts
 
 # Rows of a step, and the sequence of each.
 Rows = Sequence[tuple[int, KnownSequence]]
@@ -124,7 +124,7 @@ def add_parts(
 
 
 def part_records(plan: StepPlan, scheduled: list[KnownSequence], starts: list[int]) -> list[int]:
-    """See batch_state.PART_FIELDS."""
+    """See batch_inputs.PART_FIELDS."""
     records: list[int] = []
     for part, sequence, row in zip(plan.scheduled, scheduled, starts, strict=False):
         records += (sequence.slot, part.start, row, part.num_tokens)

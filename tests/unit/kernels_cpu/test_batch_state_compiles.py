@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from pagewire_kernels.gpu import batch_state
-from pagewire_kernels.gpu.batch_state import BatchInputs, BatchState, Changes, Parts
+from pagewire_kernels.gpu import batch_inputs, batch_state
+from pagewire_kernels.gpu.batch_inputs import BatchInputs, Parts
+from pagewire_kernels.gpu.batch_state import BatchState, Changes
 from tests.fakes.hopper_compiler import compile_launches
 
 CPU = torch.device("cpu")
@@ -22,11 +25,12 @@ PACKED = torch.zeros(256, dtype=torch.int32)
 
 
 def apply_changes() -> None:
-    batch_state.apply_changes(STATE, INPUTS, PACKED, Changes(0, 1, 32, 64, 16, 96, 2))
+    changes = Changes(0, 1, 32, 64, 16, 96, 2)
+    batch_state.apply_changes(STATE, PACKED, changes, INPUTS.slots, INPUTS.holds)
 
 
 def prepare_decodes() -> None:
-    batch_state.prepare_decodes(STATE, INPUTS, 4, block_size=16)
+    batch_inputs.prepare_decodes(STATE, INPUTS, 4, block_size=16)
 
 
 def prepare_parts() -> None:
@@ -42,19 +46,25 @@ def prepare_parts() -> None:
         width=2,
         room=(4, 16),
     )
-    batch_state.prepare_parts(STATE, INPUTS, PACKED, parts, block_size=16)
+    batch_inputs.prepare_parts(STATE, INPUTS, PACKED, parts, block_size=16)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
-@pytest.mark.parametrize("call", [apply_changes, prepare_decodes, prepare_parts])
-def test_a_kernel_compiles(call: Callable[[], None]) -> None:
-    (kernel,) = compile_launches(batch_state, call)
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        (batch_state, apply_changes),
+        (batch_inputs, prepare_decodes),
+        (batch_inputs, prepare_parts),
+    ],
+)
+def test_a_kernel_compiles(module: ModuleType, call: Callable[[], None]) -> None:
+    (kernel,) = compile_launches(module, call)
     assert "st.global" in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize("kernel", ["_apply_changes", "_prepare_parts"])
-def test_nothing_is_specialised_for_numbers_that_change(kernel: str) -> None:
-    function = getattr(batch_state, kernel)
+@pytest.mark.parametrize("function", [batch_state._apply_changes, batch_inputs._prepare_parts])
+def test_nothing_is_specialised_for_numbers_that_change(function: Any) -> None:
     changing = {name for name in function.arg_names if name.endswith("_at") or "num_" in name}
     changing |= {name for name in function.arg_names if name.startswith("room_")}
     assert changing <= set(function.do_not_specialize)
