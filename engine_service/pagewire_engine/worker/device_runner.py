@@ -16,7 +16,6 @@ import torch
 from pagewire.errors import UnavailableError
 from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.models.base import CausalLM
-from pagewire_engine.models.layers import ForwardContext
 from pagewire_engine.step import StepPlan, StepResult
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker.adapters import WorkerAdapters
@@ -24,6 +23,7 @@ from pagewire_engine.worker.cache_engine import CacheEngine
 from pagewire_engine.worker.cuda_graphs import MOST_CHUNKS, GraphSet, StepGraph
 from pagewire_engine.worker.device_adapters import DeviceAdapters
 from pagewire_engine.worker.device_batch import DeviceBatch, KnownSequence
+from pagewire_engine.worker.device_layers import DeviceLayers
 from pagewire_engine.worker.device_sampler import DeviceSampler, sampling_row
 from pagewire_engine.worker.device_step import DeviceStep
 from pagewire_engine.worker.grammar_masks import GrammarMasks
@@ -36,7 +36,7 @@ from pagewire_engine.worker.step_layout import (
     add_parts,
     all_decode,
 )
-from pagewire_kernels.attention import AttentionBackend, AttentionMetadata, DeviceCounts
+from pagewire_kernels.attention import AttentionBackend
 from pagewire_kernels.gpu.batch_inputs import BatchInputs, prepare_decodes, prepare_parts
 from pagewire_kernels.gpu.batch_state import Changes, apply_changes
 from pagewire_kernels.gpu.sampling import PADDING
@@ -81,7 +81,6 @@ class DeviceRunner:
     ) -> None:
         self._model = model
         self._cache = cache
-        self._backend = backend
         self._device = device
         width = -(-max_model_len // cache.block_size)
         self._batch = DeviceBatch(
@@ -105,6 +104,7 @@ class DeviceRunner:
         self._adapters: DeviceAdapters | None = None
         if adapters is not None:
             self._adapters = DeviceAdapters(adapters, max(max_num_tokens, max_num_seqs), device)
+        self._layers = DeviceLayers(model, cache, backend, self._inputs, self._adapters)
         self._graphs = GraphSet()
         self._told_rows: list[int] = []
         self._last: DeviceStep | None = None
@@ -113,7 +113,7 @@ class DeviceRunner:
 
     def use_kernels(self, attention: AttentionBackend) -> None:
         """Changes to other kernels between steps; keys and values stay as they are."""
-        self._backend = attention
+        self._layers.use_kernels(attention)
 
     @torch.inference_mode()
     def capture(self, graphs: GraphSet) -> None:
@@ -122,7 +122,9 @@ class DeviceRunner:
         self._told_rows = []
         if self._adapters is not None:
             self._adapters.clear()
-        graphs.layers.capture(functools.partial(self._layers, longest=graphs.layers.max_context))
+        graphs.layers.capture(
+            functools.partial(self._layers.of_any_parts, longest=graphs.layers.max_context)
+        )
         for decodes in graphs.decodes:
             decodes.capture(functools.partial(self._decode, longest=decodes.max_context))
         self._graphs = graphs
@@ -209,17 +211,9 @@ class DeviceRunner:
         """
         inputs = self._inputs
         prepare_decodes(self._batch.state, inputs, num_rows, self._cache.block_size)
-        metadata = AttentionMetadata(
-            query_start_locations=inputs.row_starts[: num_rows + 1],
-            context_lengths=inputs.context_lengths[:num_rows],
-            block_tables=inputs.block_tables[:num_rows, : self._num_blocks(longest)],
-            slot_mapping=inputs.slot_mapping[:num_rows],
-            num_decodes=num_rows,
-            host_query_start_locations=list(range(num_rows + 1)),
-            host_context_lengths=list(contexts),
-        )
-        adapter_rows = self._adapter_rows(num_rows)
-        logits = self._model.compute_logits(self._forward(num_rows, metadata), adapter_rows)
+        adapter_rows = self._layers.use_adapters(num_rows)
+        hidden = self._layers.of_decodes(num_rows, longest, contexts)
+        logits = self._model.compute_logits(hidden, adapter_rows)
         self._sampler.sample(
             logits,
             inputs.slots[:num_rows],
@@ -250,7 +244,7 @@ class DeviceRunner:
         if self._adapters is not None:
             lengths = [part.num_tokens for part in plan.scheduled]
             self._adapters.tell(scheduled, lengths, num_rows, self._uploads)
-        adapter_rows = self._adapter_rows(num_rows)
+        adapter_rows = self._layers.use_adapters(num_rows)
         step = DeviceStep(plan.step, samples.sequences)
         if graph is None:
             hidden = self._launch_layers(step, plan, scheduled, layout, adapter_rows)
@@ -270,24 +264,6 @@ class DeviceRunner:
             return None
         return self._graphs.layers.find(layout.parts.num_tokens, layout.longest)
 
-    def _layers(self, num_tokens: int, longest: int) -> torch.Tensor:
-        """All layers for any step of up to so many tokens, whose contexts are no longer than
-        `longest`. Returns the hidden states that are sampled from, [R, hidden]."""
-        inputs = self._inputs
-        num_sequences = len(inputs.slots)
-        metadata = AttentionMetadata(
-            query_start_locations=inputs.query_starts,
-            context_lengths=inputs.context_lengths,
-            block_tables=inputs.block_tables[:, : self._num_blocks(longest)],
-            slot_mapping=inputs.slot_mapping[:num_tokens],
-            num_decodes=min(num_sequences, num_tokens),
-            host_query_start_locations=[],
-            host_context_lengths=[],
-            on_device=DeviceCounts(inputs.num_decodes, MOST_CHUNKS),
-        )
-        self._adapter_rows(num_tokens)
-        return self._wanted(num_tokens, metadata, inputs.wanted_rows[:num_tokens])
-
     def _launch_layers(
         self,
         step: DeviceStep,
@@ -298,20 +274,10 @@ class DeviceRunner:
     ) -> torch.Tensor:
         """The layers of a step that is no graph, and the scores of prompts, which go to the step.
         Returns the hidden states that are sampled from, [R, hidden]."""
-        inputs, parts = self._inputs, layout.parts
-        metadata = AttentionMetadata(
-            query_start_locations=inputs.query_starts[: parts.count + 1],
-            context_lengths=inputs.context_lengths[: parts.count],
-            block_tables=inputs.block_tables[: parts.count, : parts.width],
-            slot_mapping=inputs.slot_mapping[: parts.num_tokens],
-            num_decodes=parts.num_decodes,
-            host_query_start_locations=layout.starts,
-            host_context_lengths=layout.contexts,
-        )
-        wanted_rows = inputs.wanted_rows[: max(parts.num_wanted, 1)]
+        wanted_rows = self._inputs.wanted_rows[: max(layout.parts.num_wanted, 1)]
         if not self._batch.scores_prompts:
-            return self._wanted(parts.num_tokens, metadata, wanted_rows)
-        hidden = self._forward(parts.num_tokens, metadata)
+            return self._layers.of_wanted(layout, wanted_rows)
+        hidden = self._layers.of_parts(layout)
         step.prompt_logprobs = score_prompts(
             self._model,
             plan.scheduled,
@@ -321,10 +287,6 @@ class DeviceRunner:
             adapter_rows,
         )
         return hidden.index_select(0, wanted_rows)
-
-    def _num_blocks(self, context: int) -> int:
-        """Columns of a block table that so long a context takes."""
-        return min(-(-context // self._cache.block_size), self._inputs.block_tables.shape[1])
 
     def _sample_parts(
         self,
@@ -352,36 +314,6 @@ class DeviceRunner:
         self._finish(step, logits, slots, special, samples.rows, logit_rows)
 
     # -- what both kinds have in common ----------------------------------------------------------
-
-    def _forward(
-        self,
-        num_tokens: int,
-        metadata: AttentionMetadata,
-        wanted_rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Hidden states of the inputs that were prepared: of all rows, or of those wanted."""
-        cache = self._cache
-        context = ForwardContext(
-            self._backend, metadata, cache.key_caches, cache.value_caches, wanted_rows
-        )
-        inputs = self._inputs
-        hidden: torch.Tensor = self._model(
-            inputs.token_ids[:num_tokens], inputs.positions[:num_tokens], context
-        )
-        return hidden
-
-    def _wanted(
-        self, num_tokens: int, metadata: AttentionMetadata, rows: torch.Tensor
-    ) -> torch.Tensor:
-        """Hidden states [R, hidden] of those rows."""
-        if self._adapters is None:
-            return self._forward(num_tokens, metadata, rows)
-        # The layers know the adapters of all rows, not of some.
-        return self._forward(num_tokens, metadata).index_select(0, rows)
-
-    def _adapter_rows(self, num_tokens: int) -> LoraRows | None:
-        """The adapters of the step's rows, where a graph finds them too; for the layers as well."""
-        return None if self._adapters is None else self._adapters.use(num_tokens)
 
     def _apply_changes(self, sent: torch.Tensor, changes: Changes) -> None:
         """Takes what the host has told into the state and the rows of decodes."""
