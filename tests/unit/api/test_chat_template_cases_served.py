@@ -16,6 +16,7 @@ from pagewire_frontend.serving import Serving
 from tests.fakes.fake_engine_client import FakeEngineClient
 from tests.fakes.frontend import http_client, make_serving
 from tests.fakes.template_clock import freeze_template_clock
+from tests.unit.api.refusals import Context
 
 CASES = Path(__file__).parents[4] / "shared" / "cases" / "chat_templates"
 if not CASES.is_dir():
@@ -44,20 +45,6 @@ class EndingLikeTheReference(FakeEngineClient):
 @pytest.fixture(autouse=True)
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     freeze_template_clock(monkeypatch)
-
-
-class Context:
-    """A call's context that remembers with what the call was ended."""
-
-    message = ""
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any = ()) -> None:
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        self.message = details
-        raise grpc.aio.AbortError
 
 
 def as_message(message: dict[str, Any]) -> inference_pb2.ChatMessage:
@@ -101,7 +88,8 @@ async def rendered_by_grpc(serving: Serving, body: dict[str, Any]) -> tuple[str,
     try:
         response = await InferenceServicer(serving).RenderChat(request, context)
     except grpc.aio.AbortError:
-        return "", context.message
+        assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+        return "", context.status.message
     return response.prompt, ""
 
 

@@ -20,7 +20,7 @@ from pagewire_frontend.grpc_api.inference import InferenceServicer
 from pagewire_frontend.serving import Serving
 from tests.fakes.fake_engine_client import FakeEngineClient, ids_of
 from tests.fakes.frontend import http_client, make_serving
-from tests.unit.api.test_request_validation import Context, error_of, post, refused
+from tests.unit.api.refusals import Context, error_of, post, refused
 
 EMBEDS = {"tasks": (Task.EMBED, Task.SCORE), "pooling": PoolingInfo(8)}
 CLASSIFIES = {"tasks": (Task.CLASSIFY,), "pooling": PoolingInfo(3, labels=("a", "b", "c"))}
