@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from pagewire.conversion import fill_times
 from pagewire.errors import PagewireError
 from pagewire.outputs import PositionLogprobs, RequestTimes, TokenLogprob
 from pagewire.v1 import sampling_pb2, token_deltas_pb2
@@ -308,17 +309,6 @@ class FailureNote:
 
     def rewind(self) -> None:
         self.sent = False
-
-
-def fill_times(message: token_deltas_pb2.RequestTimes, times: RequestTimes) -> None:
-    """Writes a request's times into their message."""
-    message.queue_s = times.queue_s
-    message.prefill_s = times.prefill_s
-    message.decode_s = times.decode_s
-    message.cached_tokens = times.cached_tokens
-    message.preemptions = times.preemptions
-    message.steps = times.steps
-    message.step_time_s = times.step_s
 
 
 def fill_position(message: sampling_pb2.PositionLogprobs, position: PositionLogprobs) -> None:

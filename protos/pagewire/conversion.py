@@ -1,18 +1,22 @@
-"""SamplingParams, beam searches, constraints and pooling to and from their protobuf messages. Pure
-vocabulary: no torch, no sockets."""
+"""Parameters, constraints, pooling and times to and from protobuf messages. Pure vocabulary: no
+torch, no sockets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pagewire.beam_search_params import BeamSearchParams, EarlyStopping
 from pagewire.errors import InvalidArgumentError
+from pagewire.outputs import RequestTimes
 from pagewire.pooling import PoolingInfo, PoolingParams, Task
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import MAX_CHOICES, StructuredOutput
 from pagewire.v1 import pooling_pb2, sampling_pb2
+
+if TYPE_CHECKING:
+    from pagewire.v1 import inference_pb2, token_deltas_pb2
 
 _SCALARS = (
     "n",
@@ -222,4 +226,32 @@ def pooling_info_to_proto(info: PoolingInfo) -> pooling_pb2.PoolingInfo:
         dimensions=info.dimensions,
         any_dimensions=info.any_dimensions,
         labels=info.labels,
+    )
+
+
+def fill_times(
+    message: token_deltas_pb2.RequestTimes | inference_pb2.Usage, times: RequestTimes
+) -> None:
+    """Writes what the engine tells of a request's life; not how often it went on elsewhere."""
+    message.queue_s = times.queue_s
+    message.prefill_s = times.prefill_s
+    message.decode_s = times.decode_s
+    message.cached_tokens = times.cached_tokens
+    message.preemptions = times.preemptions
+    message.steps = times.steps
+    message.step_time_s = times.step_s
+
+
+def times_from_proto(
+    message: token_deltas_pb2.RequestTimes | inference_pb2.Usage,
+) -> RequestTimes:
+    """What `fill_times` has written."""
+    return RequestTimes(
+        queue_s=message.queue_s,
+        prefill_s=message.prefill_s,
+        decode_s=message.decode_s,
+        cached_tokens=message.cached_tokens,
+        preemptions=message.preemptions,
+        steps=message.steps,
+        step_s=message.step_time_s,
     )

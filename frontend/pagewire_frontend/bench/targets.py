@@ -7,6 +7,7 @@ from typing import Protocol
 
 import grpc
 
+from pagewire.conversion import times_from_proto
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.outputs import RequestTimes
 from pagewire.sampling_params import SamplingParams
@@ -142,7 +143,7 @@ class ServerTarget:
                 if num_tokens := sum(len(output.token_ids) for output in part.outputs):
                     on_tokens(num_tokens)
                 if part.HasField("usage"):
-                    times = _times(part.usage)
+                    times = times_from_proto(part.usage)
         except grpc.aio.AioRpcError as error:
             raise typed_error(error) from None
         return times
@@ -153,15 +154,3 @@ class ServerTarget:
                 f"--target: no pagewire frontend answers at {self._address}: {error.details()}"
             )
         return typed_error(error)
-
-
-def _times(usage: inference_pb2.Usage) -> RequestTimes:
-    return RequestTimes(
-        queue_s=usage.queue_s,
-        prefill_s=usage.prefill_s,
-        decode_s=usage.decode_s,
-        cached_tokens=usage.cached_tokens,
-        preemptions=usage.preemptions,
-        steps=usage.steps,
-        step_s=usage.step_time_s,
-    )

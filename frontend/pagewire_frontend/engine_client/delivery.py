@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 
+from pagewire.conversion import times_from_proto
 from pagewire.errors import InternalError, PagewireError, ResourceExhaustedError, error_from_code
-from pagewire.outputs import FinishReason, PositionLogprobs, RequestTimes, TokenLogprob
+from pagewire.outputs import FinishReason, PositionLogprobs, TokenLogprob
 from pagewire.v1 import sampling_pb2, token_deltas_pb2
 from pagewire_frontend.engine_client.mailbox import BacklogError, Mailbox, MissingTokensError
 
@@ -28,7 +29,7 @@ def deliver(
     for started in deltas.started:
         mailbox = streams.get(started.stream)
         if mailbox is not None:
-            mailbox.add_start(started.sequence, _times(started.times))
+            mailbox.add_start(started.sequence, times_from_proto(started.times))
     touched |= _deliver_prompt_logprobs(deltas, streams, on_failure)
     ended = _deliver_ends(deltas, streams, on_failure)
     touched |= ended
@@ -124,7 +125,7 @@ def _finish(
         stop_token_id=end.stop_token_id if end.HasField("stop_token_id") else None,
         num_tokens=end.num_tokens,
         cumulative_logprob=end.cumulative_logprob,
-        times=_times(end.times),
+        times=times_from_proto(end.times),
         vector=vector,
     )
 
@@ -143,18 +144,6 @@ def _unread(error: BacklogError) -> PagewireError:
 def _error(failed: token_deltas_pb2.StreamFailed) -> PagewireError:
     retry_after_s = failed.retry_after_s if failed.HasField("retry_after_s") else None
     return error_from_code(failed.code, failed.message, failed.field, retry_after_s)
-
-
-def _times(message: token_deltas_pb2.RequestTimes) -> RequestTimes:
-    return RequestTimes(
-        queue_s=message.queue_s,
-        prefill_s=message.prefill_s,
-        decode_s=message.decode_s,
-        cached_tokens=message.cached_tokens,
-        preemptions=message.preemptions,
-        steps=message.steps,
-        step_s=message.step_time_s,
-    )
 
 
 def _positions(messages: Iterable[sampling_pb2.PositionLogprobs]) -> list[PositionLogprobs]:

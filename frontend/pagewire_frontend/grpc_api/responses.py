@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from pagewire.conversion import fill_times
 from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.answers import ToolCall, ToolCallDelta
@@ -28,15 +29,8 @@ def fill_usage(message: inference_pb2.Usage, usage: Usage) -> None:
     message.completion_tokens = usage.completion_tokens
     message.time_to_first_token_s = usage.first_token_s
     message.total_s = usage.total_s
-    times = usage.times
-    message.cached_tokens = times.cached_tokens
-    message.preemptions = times.preemptions
-    message.resumptions = times.resumptions
-    message.queue_s = times.queue_s
-    message.prefill_s = times.prefill_s
-    message.decode_s = times.decode_s
-    message.steps = times.steps
-    message.step_time_s = times.step_s
+    message.resumptions = usage.times.resumptions
+    fill_times(message, usage.times)
 
 
 def fill_output(
