@@ -57,14 +57,11 @@ class CausalLM(Model):
 
     Attributes:
         lm_head: hidden states to logits.
+        kv_shape: what the cache must hold.
     """
 
     lm_head: LMHead
-
-    @property
-    @abstractmethod
-    def kv_shape(self) -> KVShape:
-        """What the cache must hold."""
+    kv_shape: KVShape
 
     @abstractmethod
     def forward(

@@ -110,15 +110,11 @@ class GPT2LMHeadModel(CausalLM):
             raise UnsupportedModelError("GPT-2 with cross-attention is not supported")
         self.transformer = GPT2Model(config)
         self.lm_head = token_head(config, self.input_embedding(), config.hidden_size)
-        self._kv_shape = KVShape(
+        self.kv_shape = KVShape(
             config.num_hidden_layers,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
         )
-
-    @property
-    def kv_shape(self) -> KVShape:
-        return self._kv_shape
 
     def input_embedding(self) -> Embedding:
         return self.transformer.wte

@@ -233,13 +233,9 @@ class LlamaForCausalLM(CausalLM):
         super().__init__()
         self.model = LlamaModel(config, max_model_len)
         self.lm_head = token_head(config, self.model.embed_tokens, config.hidden_size)
-        self._kv_shape = KVShape(
+        self.kv_shape = KVShape(
             config.num_hidden_layers, config.num_key_value_heads, head_dim_of(config)
         )
-
-    @property
-    def kv_shape(self) -> KVShape:
-        return self._kv_shape
 
     def input_embedding(self) -> Embedding:
         return self.model.embed_tokens

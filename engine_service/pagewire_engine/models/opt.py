@@ -117,15 +117,11 @@ class OPTForCausalLM(CausalLM):
         super().__init__()
         self.model = OPTModel(config)
         self.lm_head = token_head(config, self.input_embedding(), config.word_embed_proj_dim)
-        self._kv_shape = KVShape(
+        self.kv_shape = KVShape(
             config.num_hidden_layers,
             config.num_attention_heads,
             config.hidden_size // config.num_attention_heads,
         )
-
-    @property
-    def kv_shape(self) -> KVShape:
-        return self._kv_shape
 
     def input_embedding(self) -> Embedding:
         return self.model.decoder.embed_tokens
