@@ -10,72 +10,25 @@ Like a matcher this is a function of the sequence's tokens alone.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagewire_engine.json_schemas.disjoint import value_key
+from pagewire_engine.item_reader import Frame, ItemReader, Reading, frames, key_of
 from pagewire_engine.json_schemas.places import Place
 from pagewire_engine.token_bytes import Bits, TokenBytes, numbers_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_SPACE = frozenset(b" \t\r\n")
-# Strings, of which the last may not have ended, and what is no white space between them.
-_PIECES = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[^ \t\r\n"]+', re.DOTALL)
-_QUOTE, _BACKSLASH, _COMMA, _COLON, _BRACKET = b'"\\,:['
-_OPENERS, _CLOSERS = frozenset(b"{["), frozenset(b"}]")
+_BACKSLASH = b"\\"[0]
 # How far a dead end is foreseen, in bytes of the item; how many masks a step may take for that;
 # and how many ways on are more than could all be dead ends.
 _MOST_BYTES_AHEAD = 96
 _MOST_FORESEEN = 40
 _MOST_WAYS = 32
 _MOST_ALLOWED = 2048
-
-
-class _Frame(NamedTuple):
-    """An array or object that is open.
-
-    Attributes:
-        outer: what it is in.
-        is_array: and not an object.
-        place: where it stands.
-        start: the byte at which it begins.
-        keys: of the items that it has, where they have to differ, for equality.
-        texts: and those items' texts.
-        name: of the member that comes.
-    """
-
-    outer: _Frame | None
-    is_array: bool
-    place: Place
-    start: int
-    keys: frozenset[str] | None = None
-    texts: tuple[bytes, ...] = ()
-    name: str = ""
-
-
-class _Reading(NamedTuple):
-    """How far a text has been read.
-
-    Attributes:
-        frame: the innermost array or object.
-        root: the place of the whole value.
-        start: where the string or plain value begins that is being read.
-        in_string, in_plain: it is in one; `escaped`: after a backslash.
-        awaits_name: the next string is a member's name.
-    """
-
-    frame: _Frame | None
-    root: Place
-    start: int = 0
-    in_string: bool = False
-    in_plain: bool = False
-    escaped: bool = False
-    awaits_name: bool = False
 
 
 class UniqueItems:
@@ -86,27 +39,23 @@ class UniqueItems:
         tokens: the vocabulary's.
     """
 
-    __slots__ = ("_left_last", "_reading", "_text", "_tokens")
+    __slots__ = ("_left_last", "_reader", "_tokens")
 
     def __init__(self, root: Place, tokens: TokenBytes) -> None:
         self._tokens = tokens
-        self._text = bytearray()
         # What `_left` found last, and for what.
         self._left_last: tuple[Place, frozenset[str] | None, list[str]] | None = None
-        self._reading = _Reading(None, root)
+        self._reader = ItemReader(root)
 
     def copy(self) -> UniqueItems:
         """One like this, for another sequence."""
-        other = UniqueItems(self._reading.root, self._tokens)
-        other._reading, other._text = self._reading, self._text.copy()
+        other = UniqueItems(self._reader.reading.root, self._tokens)
+        other._reader = self._reader.copy()
         return other
 
     def read(self, text: bytes) -> None:
         """The answer has gone on with these bytes."""
-        reading = self._read(self._reading, b"", text)
-        self._text += text
-        if reading is not None:
-            self._reading = reading
+        self._reader.read(text)
 
     def restrict(self, bits: Bits, matcher: LLMatcher) -> None:
         """Takes tokens out of a mask after which items would be the same.
@@ -115,12 +64,13 @@ class UniqueItems:
             bits: uint32 [ceil(vocab_size / 32)], what the matcher allows next.
             matcher: the sequence's, for a look at what would follow; it is not moved.
         """
+        reading = self._reader.reading
         budget = [_MOST_FORESEEN]
         # Tokens that differ in white space only lead to the same place, and so do those that end a
         # free text alike, as far as the items that may follow are not that very text.
         foreseen: dict[tuple[bytes, bool, bool], bool] = {}
-        is_free = self._reading.in_string and _count(bits) > _MOST_ALLOWED
-        for token_id, after in self._dangerous(self._reading, b"", bits):
+        is_free = reading.in_string and _count(bits) > _MOST_ALLOWED
+        for token_id, after in self._dangerous(reading, b"", bits):
             stays = after is not None
             token = self._tokens.of[token_id]
             if after is not None and self._repeats(after, token):
@@ -130,9 +80,9 @@ class UniqueItems:
                     foreseen[place] = self._can_go_on(after, token, token_id, matcher, budget)
                 stays = foreseen[place]
             if not stays:
-                self._forbid(token_id, self._reading, bits)
+                self._forbid(token_id, reading, bits)
 
-    def _forbid(self, token_id: int, reading: _Reading, bits: Bits) -> None:
+    def _forbid(self, token_id: int, reading: Reading, bits: Bits) -> None:
         """Takes a token out of a mask. White space stands for all that there is."""
         if not reading.in_string and self._tokens.of[token_id].isspace():
             bits &= ~self._tokens.spaces
@@ -142,25 +92,25 @@ class UniqueItems:
     # -- what a token does ---------------------------------------------------------------------
 
     def _dangerous(
-        self, reading: _Reading, ahead: bytes, bits: Bits
-    ) -> Iterator[tuple[int, _Reading | None]]:
+        self, reading: Reading, ahead: bytes, bits: Bits
+    ) -> Iterator[tuple[int, Reading | None]]:
         """The allowed tokens that may end an item or lead to a dead end, and what is read then:
         None where items would be the same."""
         for token_id in self._candidates(reading, ahead, bits):
             token = self._tokens.of[token_id]
-            after = self._read(reading, ahead, token)
+            after = self._reader.after(reading, ahead, token)
             if after is not None and not self._has_choice(after, ahead + token):
                 after = None
             yield token_id, after
 
-    def _candidates(self, reading: _Reading, ahead: bytes, bits: Bits) -> list[int]:
+    def _candidates(self, reading: Reading, ahead: bytes, bits: Bits) -> list[int]:
         tokens, frame = self._tokens, reading.frame
         # Within a string nothing ends before its quotation mark.
         several = tokens.several_items if reading.in_string else tokens.several
         found = set(numbers_of(bits & several))
         at_item = frame is not None and frame.keys is not None
         limited = at_item and frame is not None and frame.place.items is not None
-        watched = [each for each in _frames(frame) if each.keys]
+        watched = [each for each in frames(frame) if each.keys]
         if not watched and not limited:
             return sorted(found)
         if not reading.in_string:
@@ -178,7 +128,7 @@ class UniqueItems:
             found.update(self._ends_of_repeats(reading, ahead, bits))
         # Tokens that go on as an item does that is there already.
         for each in watched:
-            so_far = _plain(self._since(self._item_start(reading, each), ahead))
+            so_far = self._reader.item_so_far(reading, each, ahead)
             for text in each.texts:
                 rest = text[len(so_far) :] if text.startswith(so_far) else b""
                 for length in range(1, min(len(rest), 32) + 1):
@@ -187,13 +137,13 @@ class UniqueItems:
                             found.add(token_id)
         return sorted(found)
 
-    def _ends_of_repeats(self, reading: _Reading, ahead: bytes, bits: Bits) -> list[int]:
+    def _ends_of_repeats(self, reading: Reading, ahead: bytes, bits: Bits) -> list[int]:
         """Allowed tokens that may end the string that is being read, an item itself, as one that is
         there."""
         assert reading.frame is not None
         tokens = self._tokens
         try:
-            so_far = json.loads(self._since(reading.start, ahead) + b'"')
+            so_far = json.loads(self._reader.since(reading.start, ahead) + b'"')
         except ValueError:  # within an escape, or a character
             return numbers_of(bits & tokens.quotes)
         beginning = json.dumps(so_far)[:-1]
@@ -208,19 +158,19 @@ class UniqueItems:
             found += numbers_of(bits & tokens.escaped_ends)
         return [n for n in found if bits[n // 32] >> np.uint32(n % 32) & 1]
 
-    def _has_choice(self, reading: _Reading, ahead: bytes) -> bool:
+    def _has_choice(self, reading: Reading, ahead: bytes) -> bool:
         """Whether a value is left for the item that is begun, of those that it may have."""
         frame = reading.frame
         if frame is None or frame.keys is None or frame.place.items is None:
             return True
         left = self._left(frame)
         if not (reading.in_string or reading.in_plain):
-            last = self._since(reading.start - 1, ahead).rstrip()
+            last = self._reader.since(reading.start - 1, ahead).rstrip()
             return bool(left) or last != b","
-        so_far = self._since(reading.start, ahead).decode(errors="ignore")
+        so_far = self._reader.since(reading.start, ahead).decode(errors="ignore")
         return any(text.startswith(so_far) for text in left)
 
-    def _left(self, frame: _Frame) -> list[str]:
+    def _left(self, frame: Frame) -> list[str]:
         """The texts of the values that the array does not have yet, of the few that it may."""
         last = self._left_last
         if last is None or last[0] is not frame.place or last[1] is not frame.keys:
@@ -229,17 +179,17 @@ class UniqueItems:
             last = self._left_last = (frame.place, frame.keys, left)
         return last[2]
 
-    def _repeats(self, reading: _Reading, ahead: bytes) -> bool:
+    def _repeats(self, reading: Reading, ahead: bytes) -> bool:
         """Whether an item goes on as one does that is there, and is near its end."""
-        for frame in _frames(reading.frame):
+        for frame in frames(reading.frame):
             if frame.keys:
-                so_far = _plain(self._since(self._item_start(reading, frame), ahead))
-                if reading.in_plain and frame is reading.frame and _key(so_far) in frame.keys:
+                so_far = self._reader.item_so_far(reading, frame, ahead)
+                if reading.in_plain and frame is reading.frame and key_of(so_far) in frame.keys:
                     return True
                 if (
                     not so_far
                     and frame is reading.frame
-                    and self._since(reading.start - 1, ahead)[:1] == b","
+                    and self._reader.since(reading.start - 1, ahead)[:1] == b","
                 ):
                     return True
                 if so_far and any(
@@ -250,7 +200,7 @@ class UniqueItems:
         return False
 
     def _can_go_on(
-        self, reading: _Reading, ahead: bytes, token_id: int, matcher: LLMatcher, budget: list[int]
+        self, reading: Reading, ahead: bytes, token_id: int, matcher: LLMatcher, budget: list[int]
     ) -> bool:
         """Whether the token leads somewhere, as far as that is foreseen: not to where all that is
         left would make items the same.
@@ -286,7 +236,7 @@ class UniqueItems:
             return True
         for way in ways:
             token = self._tokens.of[way]
-            after = self._read(reading, ahead, token)
+            after = self._reader.after(reading, ahead, token)
             text = ahead + token
             if after is None or not self._has_choice(after, text):
                 continue
@@ -297,26 +247,26 @@ class UniqueItems:
         return False
 
     def _may_differ(
-        self, reading: _Reading, ahead: bytes, token_id: int, matcher: LLMatcher
+        self, reading: Reading, ahead: bytes, token_id: int, matcher: LLMatcher
     ) -> bool:
         """Whether the string that is being read after a token may go on by a character by which no
         item does that is there: then it can end as the grammar lets it."""
-        if reading.escaped or any(each.place.items for each in _frames(reading.frame)):
+        if reading.escaped or any(each.place.items for each in frames(reading.frame)):
             return False
         for sample in self._tokens.letters:
             text = ahead + self._tokens.of[sample]
-            if not any(self._begins_alike(each, reading, text) for each in _frames(reading.frame)):
+            if not any(self._begins_alike(each, reading, text) for each in frames(reading.frame)):
                 return matcher.validate_tokens([token_id, sample]) == 2
         return False
 
-    def _begins_alike(self, frame: _Frame, reading: _Reading, ahead: bytes) -> bool:
+    def _begins_alike(self, frame: Frame, reading: Reading, ahead: bytes) -> bool:
         """Whether an item of an array begins as the one does that is being read."""
         if not frame.keys:
             return False
-        so_far = _plain(self._since(self._item_start(reading, frame), ahead))
+        so_far = self._reader.item_so_far(reading, frame, ahead)
         return any(text.startswith(so_far) for text in frame.texts)
 
-    def _may_begin_any(self, reading: _Reading, bits: Bits) -> bool:
+    def _may_begin_any(self, reading: Reading, bits: Bits) -> bool:
         """Whether a string comes that may begin in more ways than could all be dead ends."""
         frame = reading.frame
         if frame is not None and frame.keys is not None and frame.place.items is not None:
@@ -337,117 +287,7 @@ class UniqueItems:
                 return [first]
         return ways
 
-    # -- reading -------------------------------------------------------------------------------
-
-    def _since(self, start: int, ahead: bytes) -> bytes:
-        return bytes(self._text[start:]) + ahead[max(0, start - len(self._text)) :]
-
-    @staticmethod
-    def _item_start(reading: _Reading, frame: _Frame) -> int:
-        """Where the item begins that is being read in `frame`, at whatever depth."""
-        inner = reading.frame
-        start = reading.start
-        while inner is not None and inner is not frame:
-            start = inner.start
-            inner = inner.outer
-        return start
-
-    def _read(self, reading: _Reading, ahead: bytes, token: bytes) -> _Reading | None:
-        """What is read after a token; None where two items are the same."""
-        text = ahead + token
-        place = len(self._text) + len(ahead)
-        frame, root, start, in_string, in_plain, escaped, awaits_name = reading
-        for char in token:
-            if in_string:
-                if escaped:
-                    escaped = False
-                elif char == _BACKSLASH:
-                    escaped = True
-                elif char == _QUOTE:
-                    in_string = False
-                    if awaits_name and frame is not None:
-                        name = self._since(start, text)[: place + 1 - start]
-                        frame = frame._replace(name=_name(name))
-                    elif (frame := self._ended(frame, start, place + 1, text)) is _SAME:
-                        return None
-                place += 1
-                continue
-            if in_plain and (char in _SPACE or char == _COMMA or char in _CLOSERS):
-                in_plain = False
-                if (frame := self._ended(frame, start, place, text)) is _SAME:
-                    return None
-            if char == _QUOTE:
-                in_string, start = True, place
-            elif char in _OPENERS:
-                frame = _opened(frame, root, place, is_array=char == _BRACKET)
-                awaits_name = not frame.is_array
-                start = place + 1
-            elif char in _CLOSERS:
-                if frame is not None:
-                    start, outer = frame.start, frame.outer
-                    if (frame := self._ended(outer, start, place + 1, text)) is _SAME:
-                        return None
-                awaits_name = False
-            elif char == _COMMA:
-                awaits_name = frame is not None and not frame.is_array
-                start = place + 1
-            elif char == _COLON:
-                awaits_name = False
-                start = place + 1
-            elif char not in _SPACE and not in_plain:
-                in_plain, start = True, place
-            place += 1
-        return _Reading(frame, root, start, in_string, in_plain, escaped, awaits_name)
-
-    def _ended(self, frame: _Frame | None, start: int, end: int, ahead: bytes) -> _Frame | None:
-        """The frame in which a value has ended."""
-        if frame is None or frame.keys is None:
-            return frame
-        text = self._since(start, ahead)[: end - start]
-        if (key := _key(text)) is None:
-            return frame
-        if key in frame.keys:
-            return _SAME
-        return frame._replace(keys=frame.keys | {key}, texts=(*frame.texts, _plain(text)))
-
-
-def _opened(outer: _Frame | None, root: Place, start: int, *, is_array: bool) -> _Frame:
-    place = root
-    if outer is not None:
-        place = outer.place.item() if outer.is_array else outer.place.member(outer.name)
-    keys = frozenset[str]() if is_array and place.is_unique else None
-    return _Frame(outer, is_array, place, start, keys)
-
-
-def _frames(frame: _Frame | None) -> Iterator[_Frame]:
-    while frame is not None:
-        yield frame
-        frame = frame.outer
-
-
-def _name(text: bytes) -> str:
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        return ""
-
-
-def _key(text: bytes) -> str | None:
-    """What tells a value from others; None where the text is no value yet."""
-    try:
-        return value_key(json.loads(text))
-    except ValueError:
-        return None
-
-
-def _plain(text: bytes) -> bytes:
-    """JSON, whole or not, without the white space between its tokens."""
-    return b"".join(_PIECES.findall(text))
-
 
 def _count(bits: Bits) -> int:
     """How many bits are set."""
     return int.from_bytes(bits.tobytes()).bit_count()
-
-
-_SAME = _Frame(None, False, Place((), None), -1)  # type: ignore[arg-type]  # a mark
