@@ -20,6 +20,7 @@ from pagewire_kernels.attention import (
 from pagewire_kernels.build import library_path
 from pagewire_kernels.dispatch_record import note
 from pagewire_kernels.sampling import RowParameters
+from pagewire_kernels.token_masks import TokenMasks
 
 # As csrc/vec.h numbers them.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
@@ -31,10 +32,7 @@ _SIGNATURES = {
         [ctypes.c_int32] + [_POINTER] * 7 + [_INT] * 9 + [ctypes.c_float, _INT]
     ),
     "pagewire_write_kv": [ctypes.c_int32] + [_POINTER] * 5 + [_INT] * 5,
-    "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 8 + [_INT],
-    "pagewire_take_allowed": (
-        [_POINTER] + [_INT] * 2 + [_POINTER] * 2 + [_INT, _POINTER] * 3 + [_INT]
-    ),
+    "pagewire_choose": [_POINTER] + [_INT] * 3 + [_POINTER] * 9 + [_INT, _POINTER, _INT],
     "pagewire_packed_depth": [ctypes.c_int32, _INT],
     "pagewire_pack_weight": [ctypes.c_int32] + [_POINTER] * 2 + [_INT] * 4,
     "pagewire_unpack_rows": [ctypes.c_int32] + [_POINTER] * 4 + [_INT] * 2,
@@ -138,89 +136,49 @@ class CpuChooser:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._choose = library.pagewire_choose
 
-    def choose(self, logits: torch.Tensor, parameters: RowParameters) -> torch.Tensor:
+    def choose(
+        self, logits: torch.Tensor, parameters: RowParameters, masks: TokenMasks | None = None
+    ) -> torch.Tensor:
         if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.device.type != "cpu":
             raise ValueError("the cpu sampling backend reads float32 rows on CPU")
-        # Kept in a list until the call is over: a pointer alone keeps no tensor alive.
-        columns = [
-            torch.tensor(parameters.temperatures, dtype=torch.float32),
-            torch.tensor(parameters.min_ps, dtype=torch.float32).log_(),
-            torch.tensor(parameters.top_ks, dtype=torch.int64),
-            torch.tensor(parameters.top_ps, dtype=torch.float64),
-            torch.tensor(parameters.seeds, dtype=torch.int64),
-            torch.tensor(parameters.sequence_indexes, dtype=torch.int64),
-            torch.tensor(parameters.positions, dtype=torch.int64),
-        ]
         num_rows, vocab_size = logits.shape
+        rows_of_bits, bits, num_words = None, None, 0
+        if masks is not None:
+            bits, num_words = masks.bits.data_ptr(), masks.bits.shape[1]
+            if masks.bits.dtype != torch.int32 or not masks.bits.is_contiguous():
+                raise ValueError("masks are contiguous int32")
+            if num_words * 32 < vocab_size:
+                raise ValueError(f"a mask has a bit for each token: {num_words} words are too few")
+            rows_of_bits = _integers(masks.rows)
         chosen = torch.empty(num_rows, dtype=torch.int64)
+        # No tensors: to make seven of them takes longer than some choices.
         self._choose(
             logits.data_ptr(),
             num_rows,
             vocab_size,
             logits.stride(0),
-            *(column.data_ptr() for column in columns),
+            (ctypes.c_float * num_rows)(*parameters.temperatures),
+            (ctypes.c_float * num_rows)(*map(_log, parameters.min_ps)),
+            _integers(parameters.top_ks),
+            (ctypes.c_double * num_rows)(*parameters.top_ps),
+            _integers(parameters.seeds),
+            _integers(parameters.sequence_indexes),
+            _integers(parameters.positions),
+            rows_of_bits,
+            bits,
+            num_words,
             chosen.data_ptr(),
             torch.get_num_threads(),
         )
         return chosen
 
 
-class CpuMaskedRows:
-    """Rows under masks in C++, in one pass. Copies go to memory that is used again: new pages for
-    some MB cost as much as the pass."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._take_allowed = library.pagewire_take_allowed
-        self._taken = torch.empty(0)
-
-    def take(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[int],
-        masks: Sequence[int],
-        bits: torch.Tensor,
-        *,
-        in_place: bool = False,
-    ) -> tuple[torch.Tensor, list[bool]]:
-        if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.device.type != "cpu":
-            raise ValueError("the cpu sampling backend reads float32 rows on CPU")
-        vocab_size = logits.shape[1]
-        if bits.dtype != torch.int32 or not bits.is_contiguous() or bits.shape[1] * 32 < vocab_size:
-            raise ValueError("a mask has a bit for each token, in contiguous int32")
-        taken = logits if in_place else self._room_for(len(rows), vocab_size)
-        # No tensors: to make three of them after a forward pass takes as long as the pass here.
-        integers = ctypes.c_int64 * len(rows)
-        largest = (ctypes.c_float * len(rows))()
-        self._take_allowed(
-            logits.data_ptr(),
-            logits.stride(0),
-            vocab_size,
-            integers(*rows),
-            integers(*masks),
-            len(rows),
-            bits.data_ptr(),
-            bits.shape[1],
-            taken.data_ptr(),
-            taken.stride(0),
-            largest,
-            torch.get_num_threads(),
-        )
-        return taken, [value > -math.inf for value in largest]
-
-    def _room_for(self, rows: int, vocab_size: int) -> torch.Tensor:
-        size = rows * vocab_size
-        if len(self._taken) < size:
-            self._taken = torch.empty(size)
-        return self._taken[:size].view(rows, vocab_size)
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
-def load_masked_rows() -> CpuMaskedRows:
-    """Rows under masks in C++.
-
-    Raises:
-        BackendUnavailableError: the kernels were not built.
-    """
-    return CpuMaskedRows(load_library())
+def _log(value: float) -> float:
+    return math.log(value) if value > 0.0 else -math.inf
 
 
 def load_chooser() -> CpuChooser:

@@ -8,7 +8,8 @@ falling value, then by rising id, so that cut-offs inside ties are the same ever
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,10 +18,14 @@ from torch import Tensor
 
 from pagewire_kernels.attention import BackendUnavailableError
 from pagewire_kernels.philox import gumbel_noise, philox4x32
+from pagewire_kernels.token_masks import TokenMasks, masked_logits
 
 logger = logging.getLogger(__name__)
 
 NEGATIVE_INFINITY = float("-inf")
+
+# What stands for a token where there is none.
+NOT_A_NUMBER, NOTHING_ALLOWED = -1, -2
 
 # Widths that are tried, in turn, to find a row's candidates before all of it is sorted.
 _CANDIDATE_WIDTHS = (64, 1024)
@@ -69,15 +74,19 @@ class RowParameters:
 class TokenChooser(Protocol):
     """Chooses tokens; backends give the same ones."""
 
-    def choose(self, logits: Tensor, parameters: RowParameters) -> Tensor:
-        """One token a row: temperature, min_p, top_k, top_p, then Gumbel-max.
+    def choose(
+        self, logits: Tensor, parameters: RowParameters, masks: TokenMasks | None = None
+    ) -> Tensor:
+        """One token a row: its mask, temperature, min_p, top_k, top_p, then Gumbel-max.
 
         Args:
-            logits: [R, V] float32, no NaN and no +inf, at least one finite number a row.
+            logits: [R, V] float32; left as they are.
             parameters: of the R rows.
+            masks: of the R rows. None: all tokens are allowed.
 
         Returns:
-            int64 [R] token ids. Equal scores are decided by the lower id.
+            int64 [R] token ids. Equal scores are decided by the lower id. NOT_A_NUMBER where a
+            row holds NaN or +inf, else NOTHING_ALLOWED where all that its mask leaves is -inf.
         """
         ...
 
@@ -108,7 +117,12 @@ def load_token_chooser(device: torch.device | str) -> TokenChooser:
 class TorchChooser:
     """The reference: any device."""
 
-    def choose(self, logits: Tensor, parameters: RowParameters) -> Tensor:
+    def choose(
+        self, logits: Tensor, parameters: RowParameters, masks: TokenMasks | None = None
+    ) -> Tensor:
+        return choose_where_possible(self._choose, logits, parameters, masks)
+
+    def _choose(self, logits: Tensor, parameters: RowParameters) -> Tensor:
         vocab_size = logits.shape[-1]
         greedy: list[int] = []
         unfiltered: list[int] = []
@@ -139,6 +153,23 @@ class TorchChooser:
                 top_ps.to(logits.device),
             )
         return chosen
+
+
+def choose_where_possible(
+    choose: Callable[[Tensor, RowParameters], Tensor],
+    logits: Tensor,
+    parameters: RowParameters,
+    masks: TokenMasks | None,
+) -> Tensor:
+    """What TokenChooser.choose returns, by a choice that knows of no masks and needs a finite
+    number in each row, and neither NaN nor +inf."""
+    # The largest value shows every fault: NaN spreads, +inf is above all.
+    are_numbers = logits.amax(dim=-1) < math.inf
+    logits = masked_logits(logits, masks)
+    are_good = are_numbers & (logits.amax(dim=-1) > NEGATIVE_INFINITY)
+    chosen = choose(torch.where(are_good[:, None], logits, 0.0), parameters)
+    faults = torch.where(are_numbers, NOTHING_ALLOWED, NOT_A_NUMBER)
+    return torch.where(are_good, chosen, faults)
 
 
 def _scores_and_keys(

@@ -10,7 +10,7 @@ A JSON line is printed for each number of rows and kind of constraint:
 - `free_ms` and `held_ms`: mean time of a step; `ratio`: the sums of all steps over one another;
   `median_ratio`: of the medians.
 - `masks_ms`: time in which a step's masks are made; `waited_ms`: time the step makes or awaits
-  them; `applied_ms`: time to adjust logits (`free_applied_ms`: of free rows).
+  them; `sampled_ms`: time to sample, with masks or without (`free_sampled_ms`: of free rows).
 - `cost_share`: what the step does for masks and a free one does not, over a free step's time.
   Unlike the ratios it leaves out what the machine does to one of two steps and not to the other.
 """
@@ -247,11 +247,11 @@ class Spent:
         self._all = (
             [Timed(GrammarMasks, "masks")],
             [Timed(MasksToCome, "make"), Timed(MasksToCome, "result")],
-            [Timed(Sampler, "_adjust")],
+            [Timed(Sampler, "sample")],
         )
 
     def of(self, group: Group, due: set[int] | None = None) -> list[float]:
-        """Of one more step of a group: in making them, until they were there, in adjusting."""
+        """Of one more step of a group: in making them, until they were there, in sampling."""
         before = [sum(each.total for each in some) for some in self._all]
         group.step(due)
         return [
@@ -280,10 +280,10 @@ def measured(
     held.end()
     free.end()
     skipped = asked.warm_up
-    masks, waited, applied = (
+    masks, waited, sampled = (
         1e3 * statistics.fmean(column[skipped:]) for column in zip(*told, strict=True)
     )
-    free_applied = 1e3 * statistics.fmean(each[2] for each in told_free[skipped:])
+    free_sampled = 1e3 * statistics.fmean(each[2] for each in told_free[skipped:])
     held_s, free_s = held.seconds[skipped:], free.seconds[skipped:]
     free_ms = 1e3 * statistics.fmean(free_s)
     return {
@@ -293,9 +293,9 @@ def measured(
         "median_ratio": statistics.median(held_s) / statistics.median(free_s),
         "masks_ms": masks,
         "waited_ms": waited,
-        "applied_ms": applied,
-        "free_applied_ms": free_applied,
-        "cost_share": (waited + applied - free_applied) / free_ms,
+        "sampled_ms": sampled,
+        "free_sampled_ms": free_sampled,
+        "cost_share": (waited + sampled - free_sampled) / free_ms,
     }
 
 

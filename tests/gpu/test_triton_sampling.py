@@ -12,8 +12,6 @@ from torch import Tensor
 
 from pagewire_kernels.gpu import sampling_penalties
 from pagewire_kernels.gpu.sampling import (
-    NOT_A_NUMBER,
-    NOTHING_ALLOWED,
     PADDING,
     Epilogue,
     SamplingColumns,
@@ -23,7 +21,13 @@ from pagewire_kernels.gpu.sampling import (
 )
 from pagewire_kernels.gpu.sampling_logprobs import raw_logprobs
 from pagewire_kernels.philox import gumbel_noise
-from pagewire_kernels.sampling import RowParameters, TorchChooser, load_token_chooser
+from pagewire_kernels.sampling import (
+    NOT_A_NUMBER,
+    NOTHING_ALLOWED,
+    RowParameters,
+    TorchChooser,
+    load_token_chooser,
+)
 from pagewire_kernels.sampling import raw_logprobs as reference_logprobs
 
 pytestmark = [

@@ -11,13 +11,8 @@ from pagewire.outputs import PositionLogprobs
 from pagewire_engine.step import Candidates, PromptLogprobsChunk, SampledToken, StepResult
 from pagewire_engine.worker.device_batch import KnownSequence
 from pagewire_engine.worker.device_sampler import PendingLogprobs
+from pagewire_engine.worker.sampler import why_no_token
 from pagewire_engine.worker.staging import Download
-
-# What stands for a token where there is none; see pagewire_kernels.gpu.sampling.
-_FAILURES = {
-    -1: "the model's logits are NaN or infinite",
-    -2: "min_tokens and stop_token_ids together allow no token",
-}
 
 
 @dataclass(slots=True)
@@ -90,7 +85,9 @@ class DeviceStep:
             if sequence.sequence_id in refused:
                 continue
             if token_id < 0:
-                failed.append((sequence.sequence_id, _FAILURES[token_id]))
+                failed.append(
+                    (sequence.sequence_id, why_no_token(token_id, sequence.new.sampling_params))
+                )
                 continue
             told = positions.get(index)
             logprob = math.nan if told is None else told.token.logprob

@@ -15,8 +15,13 @@ from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import SampledToken
 from pagewire_engine.worker.grammar_masks import Masks
-from pagewire_kernels.sampling import RowParameters, load_token_chooser, raw_logprobs
-from pagewire_kernels.token_masks import load_masked_rows
+from pagewire_kernels.sampling import (
+    NOTHING_ALLOWED,
+    RowParameters,
+    load_token_chooser,
+    raw_logprobs,
+)
+from pagewire_kernels.token_masks import TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,8 @@ class Sampler:
         self.find_kernels()
 
     def find_kernels(self) -> None:
-        """Takes the fastest kernels there are by now."""
+        """Takes the fastest kernel there is by now."""
         self._chooser = load_token_chooser(self._device)
-        self._masked_rows = load_masked_rows(self._device)
 
     @property
     def num_eos_token_ids(self) -> int:
@@ -90,23 +94,19 @@ class Sampler:
         if not rows:
             return [], []
         logits = logits.float()
-        healthy, failed = split_by_health(logits, rows)
-        if not healthy:
-            return [], failed
         in_place = may_overwrite and not any(row.params.logprobs is not None for row in rows)
-        adjusted, allowed = self._adjust(logits, healthy, masks, in_place=in_place)
-        if not all(allowed):
-            failed += [
-                (row.sequence_id, "min_tokens and stop_token_ids together allow no token")
-                for row, good in zip(healthy, allowed, strict=True)
-                if not good
+        adjusted = self._adjust(logits, rows, masks, in_place=in_place)
+        token_ids = self._choose(adjusted, rows, masks)
+        if min(token_ids) < 0:
+            failed = [
+                (row.sequence_id, why_no_token(token_id, row.params))
+                for row, token_id in zip(rows, token_ids, strict=True)
+                if token_id < 0
             ]
-            healthy = [row for row, good in zip(healthy, allowed, strict=True) if good]
-            if not healthy:
-                return [], failed
-            adjusted = adjusted[[index for index, good in enumerate(allowed) if good]]
-        token_ids = self._choose(adjusted, healthy)
-        return self._describe(logits, healthy, token_ids), failed
+            rows = [row for row, token_id in zip(rows, token_ids, strict=True) if token_id >= 0]
+            token_ids = [token_id for token_id in token_ids if token_id >= 0]
+            return self._describe(logits, rows, token_ids), failed
+        return self._describe(logits, rows, token_ids), []
 
     def _adjust(
         self,
@@ -115,33 +115,22 @@ class Sampler:
         masks: Masks | None,
         *,
         in_place: bool,
-    ) -> tuple[Tensor, list[bool]]:
-        """Logits [len(rows), V] after masks, penalties, bias and min_tokens: `logits` itself if
-        there is nothing to change or they may be written to, else a copy. And which of the rows
-        have a token left."""
+    ) -> Tensor:
+        """Logits [len(rows), V] after penalties, bias and min_tokens: `logits` itself if there is
+        nothing to change or they may be written to, else a copy."""
         masked = masks.rows if masks is not None else {}
         sources = [row.row for row in rows]
-        touched = [row for row in rows if self._changes_logits(row)]
+        touched = any(self._changes_logits(row) for row in rows)
         are_all = sources == list(range(logits.shape[0]))
-        in_place = in_place and are_all
-        adjusted, allowed = logits, [True] * len(rows)
-        if masked and masks is not None:
-            adjusted, allowed = self._masked_rows.take(
-                logits,
-                sources,
-                [masked.get(row.sequence_id, -1) for row in rows],
-                masks.words,
-                in_place=in_place,
-            )
-        elif not are_all or (touched and not in_place):
+        adjusted = logits
+        if not are_all or (touched and not in_place):
             adjusted = logits[self._integers(sources)]
         if touched:
             self._apply_penalties(adjusted, rows)
             self._apply_logit_bias(adjusted, rows)
             # A mask has taken them away already, where it leaves something else.
-            for index in self._suspend_stops(adjusted, rows, but=masked):
-                allowed[index] = bool(adjusted[index].amax() > -math.inf)
-        return adjusted, allowed
+            self._suspend_stops(adjusted, rows, but=masked)
+        return adjusted
 
     def _changes_logits(self, row: SamplingRow) -> bool:
         params = row.params
@@ -196,15 +185,8 @@ class Sampler:
 
     def _suspend_stops(
         self, adjusted: Tensor, rows: Sequence[SamplingRow], but: Container[int]
-    ) -> set[int]:
-        """Removes what would end a sequence before its min_tokens.
-
-        Args:
-            but: ids of sequences that are left alone.
-
-        Returns:
-            The rows of which something was removed.
-        """
+    ) -> None:
+        """Removes what would end a sequence before its min_tokens, for all but those in `but`."""
         indexes: list[int] = []
         token_ids: list[int] = []
         for index, row in enumerate(rows):
@@ -216,10 +198,14 @@ class Sampler:
                 token_ids += stops
         if token_ids:
             adjusted[self._integers(indexes), self._integers(token_ids)] = -math.inf
-        return set(indexes)
 
-    def _choose(self, adjusted: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-        """Token ids, one a row of `adjusted`."""
+    def _choose(
+        self, adjusted: Tensor, rows: Sequence[SamplingRow], masks: Masks | None
+    ) -> list[int]:
+        """Token ids, one a row of `adjusted`; of a row that has none what the chooser says."""
+        allowed: TokenMasks | None = None
+        if masks is not None and masks.rows:
+            allowed = TokenMasks([masks.rows.get(row.sequence_id, -1) for row in rows], masks.words)
         chosen = self._chooser.choose(
             adjusted,
             RowParameters(
@@ -231,6 +217,7 @@ class Sampler:
                 sequence_indexes=[row.sequence_index for row in rows],
                 positions=[len(row.output_token_ids) for row in rows],
             ),
+            allowed,
         )
         return _as_ints(chosen)
 
@@ -266,6 +253,13 @@ class Sampler:
 
     def _floats(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+
+def why_no_token(code: int, params: SamplingParams) -> str:
+    """Why a row has no token, where NOT_A_NUMBER or NOTHING_ALLOWED stands in its place."""
+    if code == NOTHING_ALLOWED and params.min_tokens:
+        return "min_tokens and stop_token_ids together allow no token"
+    return "the model's logits are NaN or infinite"
 
 
 def prompt_logprobs(

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cfloat>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -16,8 +17,14 @@ namespace pagewire {
 namespace {
 
 constexpr int W = kWidth;
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -kInfinity;
 constexpr float kMinTemperature = 1e-30f;
+// What is told in place of a token; see pagewire_kernels/sampling.py.
+constexpr int64_t kNotANumber = -1;
+constexpr int64_t kNothingAllowed = -2;
+
+using Int = typename Vec<W>::Int;
 
 struct RowParameters {
   float temperature;  // 0: greedy
@@ -47,39 +54,132 @@ struct Best {
   }
 };
 
-int64_t argmax(const float* logits, int64_t size) {
-  FloatV<W> top = broadcast<W>(kMinusInfinity);
-  int64_t i = 0;
-  for (; i + W <= size; i += W) {
-    const FloatV<W> x = load<W>(logits + i);
-    top = x > top ? x : top;
+// ------------------------------------------------------------------ a row and its mask
+
+// Tokens that share a word of a mask; rows are read a block at a time.
+constexpr int64_t kBlock = 32;
+
+// The logits whose bits are set in `word`, from its `part`-th vector on. In integers: of a choice
+// between floats by integers the compiler makes one lane after the other.
+FloatV<W> allowed(FloatV<W> logits, uint32_t word, int part) {
+#if defined(__AVX512F__)
+  if constexpr (W == 16) {
+    const __mmask16 mask = static_cast<__mmask16>(word >> (part * W));
+    const __m512 nothing = _mm512_set1_ps(kMinusInfinity);
+    return (FloatV<W>)_mm512_mask_mov_ps(nothing, mask, (__m512)logits);
   }
-  float best = kMinusInfinity;
-  for (int lane = 0; lane < W; ++lane) best = std::max(best, top[lane]);
-  for (; i < size; ++i) best = std::max(best, logits[i]);
-  return std::find(logits, logits + size, best) - logits;
+#endif
+  Int lane_bits{};
+  for (int lane = 0; lane < W; ++lane) lane_bits[lane] = int32_t{1} << lane;
+  const Int word_bits = Int{} + static_cast<int32_t>(word >> (part * W));
+  const Int kept = (word_bits & lane_bits) == lane_bits;
+  const Int nothing = (Int)broadcast<W>(kMinusInfinity);
+  return (FloatV<W>)(((Int)logits & kept) | (nothing & ~kept));
 }
 
-// Scores relative to the best logit, over the temperature.
-class Scores {
+// Logits, -inf where the mask forbids a token.
+template <bool kMasked>
+class Row {
  public:
-  Scores(const float* logits, float best, const RowParameters& row)
-      : logits_(logits),
-        best_(best),
-        temperature_(std::max(row.temperature, kMinTemperature)),
-        floor_(row.floor) {}
+  // `bits` are read if kMasked: bit t % 32 of word t / 32 is set where token t is allowed.
+  Row(const float* logits, const uint32_t* bits) : logits_(logits), bits_(bits) {}
+
+  // As they are, whatever is forbidden.
+  float raw_at(int64_t i) const { return logits_[i]; }
+  FloatV<W> raw_vector_at(int64_t i) const { return load<W>(logits_ + i); }
 
   float at(int64_t i) const {
-    const float score = (logits_[i] - best_) / temperature_;
-    return score < floor_ ? kMinusInfinity : score;
+    if (kMasked && !(bits_[i / kBlock] >> (i % kBlock) & 1)) return kMinusInfinity;
+    return logits_[i];
   }
+  // Within one block.
   FloatV<W> vector_at(int64_t i) const {
-    const FloatV<W> score = (load<W>(logits_ + i) - best_) / temperature_;
-    return score < floor_ ? broadcast<W>(kMinusInfinity) : score;
+    const FloatV<W> logits = raw_vector_at(i);
+    if constexpr (!kMasked) return logits;
+    return allowed(logits, bits_[i / kBlock], static_cast<int>(i % kBlock / W));
+  }
+  // Whether one of so many, all of one block, is at least as large.
+  template <int kCount>
+  bool reaches(int64_t begin, float least) const {
+    if (kMasked && bits_[begin / kBlock] == 0) return false;
+    Int reached{};
+    for (int64_t i = begin; i < begin + kCount; i += W) {
+      reached |= vector_at(i) >= broadcast<W>(least);
+    }
+    return any(reached);
   }
 
  private:
   const float* logits_;
+  const uint32_t* bits_;
+};
+
+struct Largest {
+  float logit;  // -inf: nothing is left
+  int64_t token_id;
+  bool all_numbers;  // those that are forbidden too
+};
+
+template <bool kMasked>
+Largest largest_of(const Row<kMasked>& row, int64_t size) {
+  FloatV<W> top = broadcast<W>(kMinusInfinity);
+  Int ids{}, id{}, faults{};
+  for (int lane = 0; lane < W; ++lane) id[lane] = lane;
+  int64_t i = 0;
+  for (; i + kBlock <= size; i += kBlock) {
+    for (int64_t at = i; at < i + kBlock; at += W) {
+      faults |= ~(row.raw_vector_at(at) < broadcast<W>(kInfinity));
+      const FloatV<W> logits = row.vector_at(at);
+      ids = logits > top ? id : ids;
+      top = logits > top ? logits : top;
+      id += W;
+    }
+  }
+  Largest best{kMinusInfinity, 0, !any(faults)};
+  for (int lane = 0; lane < W; ++lane) {
+    if (top[lane] > best.logit || (top[lane] == best.logit && ids[lane] < best.token_id)) {
+      best.logit = top[lane];
+      best.token_id = ids[lane];
+    }
+  }
+  for (; i < size; ++i) {
+    best.all_numbers &= row.raw_at(i) < kInfinity;
+    if (row.at(i) > best.logit) {
+      best.logit = row.at(i);
+      best.token_id = i;
+    }
+  }
+  return best;
+}
+
+constexpr float kSlack = 1e-3f;  // covers the rounding of comparisons in float
+
+// Scores relative to the best logit, over the temperature.
+template <bool kMasked>
+class Scores {
+ public:
+  Scores(const Row<kMasked>& row, float best, const RowParameters& parameters)
+      : row_(row),
+        best_(best),
+        temperature_(std::max(parameters.temperature, kMinTemperature)),
+        floor_(parameters.floor) {}
+
+  float at(int64_t i) const {
+    const float score = (row_.at(i) - best_) / temperature_;
+    return score < floor_ ? kMinusInfinity : score;
+  }
+  FloatV<W> vector_at(int64_t i) const {
+    const FloatV<W> score = (row_.vector_at(i) - best_) / temperature_;
+    return score < floor_ ? broadcast<W>(kMinusInfinity) : score;
+  }
+  // False only if none of so many scores is at least as large: most are passed over by this.
+  template <int kCount>
+  bool may_reach(int64_t begin, float score) const {
+    return row_.template reaches<kCount>(begin, best_ + temperature_ * (score - kSlack));
+  }
+
+ private:
+  Row<kMasked> row_;
   float best_;
   float temperature_;
   float floor_;
@@ -91,31 +191,35 @@ class Scores {
 // 1.8%, noise >= 8 in the top 0.034%. So a token far below the best sum so far is passed over by
 // its integer alone, and few logarithms are computed.
 constexpr float kMaxNoise = 17.34f;
-constexpr float kSlack = 1e-3f;  // covers the rounding of the comparison in float
 constexpr int32_t kWordForNoise4 = 16472700;  // 2^24 * exp(-exp(-4)), less a margin
 constexpr int32_t kWordForNoise8 = 16771580;
 
-int64_t sample_all(const Scores& scores, int64_t size, int64_t best_id, const NoiseKey& key) {
+template <bool kMasked>
+int64_t sample_all(const Scores<kMasked>& scores, int64_t size, int64_t best_id,
+                   const NoiseKey& key) {
   Best best{token_gumbel(key, best_id), best_id};
   constexpr int kStep = 4 * kGroupsAtOnce;
+  static_assert(kBlock % kStep == 0 && kStep % W == 0);
   alignas(64) uint32_t words[kStep];
-  using Int = typename Vec<W>::Int;
   int64_t i = 0;
-  for (; i + kStep <= size; i += kStep) {
-    philox_groups(key, static_cast<uint32_t>(i / 4), words);
-    for (int v = 0; v < kStep; v += W) {
-      const FloatV<W> score = scores.vector_at(i + v);
-      const FloatV<W> needed = static_cast<float>(best.value) - kSlack - score;
-      Int word;
-      std::memcpy(&word, words + v, sizeof(word));
-      word = (word >> 8) & 0xFFFFFF;
-      const Int enough = needed < 4.0f   ? Int{}
-                         : needed < 8.0f ? Int{} + kWordForNoise4
-                                         : Int{} + kWordForNoise8;
-      const Int hopeful = (needed < kMaxNoise) & (word >= enough);
-      if (!any(hopeful)) continue;
-      for (int lane = 0; lane < W; ++lane) {
-        if (hopeful[lane]) best.offer(gumbel(words[v + lane]) + score[lane], i + v + lane);
+  for (; i + kBlock <= size; i += kBlock) {
+    for (int64_t step = i; step < i + kBlock; step += kStep) {
+      if (!scores.template may_reach<kStep>(step, static_cast<float>(best.value) - kMaxNoise)) continue;
+      philox_groups(key, static_cast<uint32_t>(step / 4), words);
+      for (int v = 0; v < kStep; v += W) {
+        const FloatV<W> score = scores.vector_at(step + v);
+        const FloatV<W> needed = static_cast<float>(best.value) - kSlack - score;
+        Int word;
+        std::memcpy(&word, words + v, sizeof(word));
+        word = (word >> 8) & 0xFFFFFF;
+        const Int enough = needed < 4.0f   ? Int{}
+                           : needed < 8.0f ? Int{} + kWordForNoise4
+                                           : Int{} + kWordForNoise8;
+        const Int hopeful = (needed < kMaxNoise) & (word >= enough);
+        if (!any(hopeful)) continue;
+        for (int lane = 0; lane < W; ++lane) {
+          if (hopeful[lane]) best.offer(gumbel(words[v + lane]) + score[lane], step + v + lane);
+        }
       }
     }
   }
@@ -128,9 +232,16 @@ int64_t sample_all(const Scores& scores, int64_t size, int64_t best_id, const No
 
 // ------------------------------------------------------------------ top_k and top_p
 
+// Candidates are the tokens down to a score, first to one that few tokens reach; lower ones are
+// looked for where those are not enough.
+constexpr float kCuts[] = {-8.0f, -12.0f, -20.0f, -FLT_MAX};
+// exp of lower scores is not added up: of a million it is less than exp in float errs by for one.
+constexpr float kLeastMass = -32.0f;
+
 // A score's bucket: sign-free exponent and four bits of its float, so that buckets rise as
-// scores fall. Cuts are found among buckets first; only the tokens up to the cut are sorted.
+// scores fall. Of many candidates only those up to the bucket of the cut are sorted.
 constexpr int kBuckets = 4096;
+constexpr size_t kFewCandidates = 512;
 
 int bucket_of(float score) {
   uint32_t bits;
@@ -138,91 +249,102 @@ int bucket_of(float score) {
   return static_cast<int>((bits & 0x7FFFFFFF) >> 19);
 }
 
-constexpr int kRemoved = 0xFF0;  // the bucket of -inf
-
 struct Workspace {
-  std::vector<float> scores;
   std::vector<Candidate> candidates;
-  std::array<int32_t, kBuckets> counts;
   std::array<double, kBuckets> masses;
 };
 
 thread_local Workspace workspace;
 
-// Fills scores and histograms; masses too if asked.
-void survey(const Scores& scores, int64_t size, bool with_masses) {
-  auto& [values, candidates, counts, masses] = workspace;
-  values.resize(size);
-  counts.fill(0);
-  if (with_masses) masses.fill(0.0);
+// Makes those with at least this score the candidates. Adds up exp of all scores, if asked.
+template <bool kMasked>
+void collect(const Scores<kMasked>& scores, int64_t size, float least, double* total) {
+  typedef double Doubles __attribute__((vector_size(W * 8)));
+  auto& candidates = workspace.candidates;
+  candidates.clear();
+  Doubles sums{};
   int64_t i = 0;
-  for (; i + W <= size; i += W) {
-    const FloatV<W> score = scores.vector_at(i);
-    store<W>(values.data() + i, score);
-    if (with_masses) {
-      const FloatV<W> mass = exp_negative<W>(score);
-      for (int lane = 0; lane < W; ++lane) masses[bucket_of(score[lane])] += mass[lane];
+  for (; i + kBlock <= size; i += kBlock) {
+    if (!scores.template may_reach<kBlock>(i, total ? std::min(least, kLeastMass) : least)) continue;
+    for (int64_t at = i; at < i + kBlock; at += W) {
+      const FloatV<W> score = scores.vector_at(at);
+      if (total) sums += __builtin_convertvector(exp_negative<W>(score), Doubles);
+      const Int kept = score >= broadcast<W>(least);
+      if (!any(kept)) continue;
+      for (int lane = 0; lane < W; ++lane) {
+        if (kept[lane]) candidates.push_back({score[lane], at + lane});
+      }
     }
-    for (int lane = 0; lane < W; ++lane) ++counts[bucket_of(score[lane])];
+  }
+  if (total) {
+    for (int lane = 0; lane < W; ++lane) *total += sums[lane];
   }
   for (; i < size; ++i) {
-    values[i] = scores.at(i);
-    const int bucket = bucket_of(values[i]);
-    ++counts[bucket];
-    if (with_masses) masses[bucket] += exp_negative<8>(broadcast<8>(values[i]))[0];
+    const float score = scores.at(i);
+    if (score >= least) candidates.push_back({score, i});
+    if (total) *total += exp_negative<8>(broadcast<8>(score))[0];
   }
+}
+
+// Drops candidates that are behind as many as make up that mass.
+void drop_behind(double mass) {
+  auto& [candidates, masses] = workspace;
+  if (candidates.size() <= kFewCandidates) return;
+  masses.fill(0.0);
+  for (const Candidate& candidate : candidates) {
+    masses[bucket_of(candidate.score)] += std::exp(candidate.score);
+  }
+  // Mass is summed in another order afterwards, hence the margin.
+  int last = 0;
+  for (double sum = masses[0]; last + 1 < kBuckets && sum < mass * (1.0 + 1e-5); sum += masses[last]) {
+    ++last;
+  }
+  std::erase_if(candidates, [&](const Candidate& c) { return bucket_of(c.score) > last; });
 }
 
 // The candidates after both filters, likeliest first, in workspace.candidates.
-void filter(const Scores& scores, int64_t size, const RowParameters& row) {
+template <bool kMasked>
+void filter(const Scores<kMasked>& scores, int64_t size, const RowParameters& row) {
+  auto& candidates = workspace.candidates;
   const bool by_count = row.top_k < size;
   const bool by_mass = row.top_p < 1.0;
-  survey(scores, size, by_mass && !by_count);
-  auto& [values, candidates, counts, masses] = workspace;
-
   double total = 0.0;
-  if (!by_count) {
-    for (int b = 0; b < kRemoved; ++b) total += masses[b];
-  }
-  // The last bucket that can hold a kept token; mass is summed in another order below, hence the
-  // margin.
-  int last = 0;
-  int64_t count = counts[0];
-  double mass = by_count ? 0.0 : masses[0];
-  const double wanted_mass = row.top_p * total * (1.0 + 1e-9);
-  while (last + 1 < kRemoved && (by_count ? count < row.top_k : mass < wanted_mass)) {
-    ++last;
-    count += counts[last];
-    if (!by_count) mass += masses[last];
-  }
-  candidates.clear();
-  candidates.reserve(count);
-  for (int64_t i = 0; i < size; ++i) {
-    if (bucket_of(values[i]) <= last) candidates.push_back({values[i], i});
-  }
-  if (by_count && static_cast<int64_t>(candidates.size()) > row.top_k) {
-    std::nth_element(candidates.begin(), candidates.begin() + row.top_k, candidates.end());
-    candidates.resize(row.top_k);
-  }
-  std::sort(candidates.begin(), candidates.end());
-  if (!by_mass) return;
-
-  if (by_count) {
-    for (const Candidate& candidate : candidates) {
-      total += std::exp(static_cast<double>(candidate.score));
+  for (const float least : kCuts) {
+    const bool are_all = least == -FLT_MAX;
+    collect(scores, size, least, by_count || total > 0.0 ? nullptr : &total);
+    if (by_count) {
+      const auto most = static_cast<size_t>(row.top_k);
+      if (candidates.size() < most && !are_all) continue;
+      if (candidates.size() > most) {
+        std::nth_element(candidates.begin(), candidates.begin() + most, candidates.end());
+        candidates.resize(most);
+      }
+    } else {
+      drop_behind(row.top_p * total);
+    }
+    std::sort(candidates.begin(), candidates.end());
+    if (!by_mass) return;
+    if (by_count) {
+      for (const Candidate& candidate : candidates) {
+        total += std::exp(static_cast<double>(candidate.score));
+      }
+    }
+    // A token stays while those before it have not reached top_p; the best always stays.
+    double before = 0.0;
+    size_t kept = 0;
+    while (kept < candidates.size() && (kept == 0 || before < row.top_p * total)) {
+      before += std::exp(static_cast<double>(candidates[kept].score));
+      ++kept;
+    }
+    if (before >= row.top_p * total || by_count || are_all) {
+      candidates.resize(kept);
+      return;
     }
   }
-  // A token stays while those before it have not reached top_p; the best always stays.
-  double before = 0.0;
-  size_t kept = 0;
-  while (kept < candidates.size() && (kept == 0 || before < row.top_p * total)) {
-    before += std::exp(static_cast<double>(candidates[kept].score));
-    ++kept;
-  }
-  candidates.resize(kept);
 }
 
-int64_t sample_filtered(const Scores& scores, int64_t size, const RowParameters& row) {
+template <bool kMasked>
+int64_t sample_filtered(const Scores<kMasked>& scores, int64_t size, const RowParameters& row) {
   filter(scores, size, row);
   Best best{-std::numeric_limits<double>::infinity(), std::numeric_limits<int64_t>::max()};
   for (const Candidate& candidate : workspace.candidates) {
@@ -233,23 +355,30 @@ int64_t sample_filtered(const Scores& scores, int64_t size, const RowParameters&
   return best.token_id;
 }
 
-int64_t choose(const float* logits, int64_t size, const RowParameters& row) {
-  const int64_t best_id = argmax(logits, size);
-  if (row.temperature == 0.0f) return best_id;
-  const Scores scores(logits, logits[best_id], row);
-  if (row.top_k >= size && row.top_p >= 1.0) return sample_all(scores, size, best_id, row.key);
+template <bool kMasked>
+int64_t choose(const Row<kMasked>& logits, int64_t size, const RowParameters& row) {
+  const Largest best = largest_of(logits, size);
+  if (!best.all_numbers) return kNotANumber;
+  if (best.logit == kMinusInfinity) return kNothingAllowed;
+  if (row.temperature == 0.0f) return best.token_id;
+  const Scores<kMasked> scores(logits, best.logit, row);
+  if (row.top_k >= size && row.top_p >= 1.0) {
+    return sample_all(scores, size, best.token_id, row.key);
+  }
   return sample_filtered(scores, size, row);
 }
 
 }  // namespace
 }  // namespace pagewire
 
-// Chooses a token for each row; see pagewire_kernels/cpu.py for shapes. 1 where memory runs out.
+// Chooses a token for each row; see pagewire_kernels/cpu.py for shapes. Row r is held to row
+// `masks[r]` of `bits`, if that is not negative; `masks` may be null. 1 where memory runs out.
 extern "C" int32_t pagewire_choose(
     const float* logits, int64_t num_rows, int64_t vocab_size, int64_t row_stride,
     const float* temperatures, const float* floors, const int64_t* top_ks, const double* top_ps,
     const int64_t* seeds, const int64_t* sequence_indexes, const int64_t* positions,
-    int64_t* chosen, int64_t num_threads) {
+    const int64_t* masks, const uint32_t* bits, int64_t num_words, int64_t* chosen,
+    int64_t num_threads) {
   using namespace pagewire;
   OutOfMemory failure;
   share_out(num_rows, num_threads, [&](int64_t r) {
@@ -257,7 +386,12 @@ extern "C" int32_t pagewire_choose(
         temperatures[r], floors[r], top_ps[r], top_ks[r],
         {static_cast<uint64_t>(seeds[r]), static_cast<uint32_t>(sequence_indexes[r]),
          static_cast<uint32_t>(positions[r])}};
-    failure.watch([&] { chosen[r] = choose(logits + r * row_stride, vocab_size, row); });
+    const float* at = logits + r * row_stride;
+    failure.watch([&] {
+      chosen[r] = masks && masks[r] >= 0
+                      ? choose(Row<true>(at, bits + masks[r] * num_words), vocab_size, row)
+                      : choose(Row<false>(at, nullptr), vocab_size, row);
+    });
   });
   return status_of([&] { failure.rethrow(); });
 }

@@ -202,6 +202,9 @@ inline float horizontal_max(FloatV<16> x) {
 
 template <typename Mask>
 inline bool any(Mask mask) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Mask) == 64) return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#endif
   uint64_t words[sizeof(Mask) / 8];
   std::memcpy(words, &mask, sizeof(Mask));
   uint64_t all = 0;

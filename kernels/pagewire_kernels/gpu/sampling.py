@@ -17,11 +17,9 @@ from torch import Tensor
 from pagewire_kernels.gpu.launch import has_dependent_launch, launch
 from pagewire_kernels.gpu.sampling_kernels import sampling_chunks, sampling_rows
 from pagewire_kernels.gpu.sampling_penalties import Adjustments
-from pagewire_kernels.sampling import RowParameters
+from pagewire_kernels.sampling import RowParameters, choose_where_possible
+from pagewire_kernels.token_masks import TokenMasks
 
-# What stands for a token where there is none.
-NOT_A_NUMBER = -1
-NOTHING_ALLOWED = -2
 # The slot of a row that only fills a batch up.
 PADDING = -1
 
@@ -268,8 +266,13 @@ class TritonChooser:
         self._device = torch.device(device)
         self._workspace: SamplingWorkspace | None = None
 
-    def choose(self, logits: Tensor, parameters: RowParameters) -> Tensor:
+    def choose(
+        self, logits: Tensor, parameters: RowParameters, masks: TokenMasks | None = None
+    ) -> Tensor:
         """As TokenChooser says."""
+        return choose_where_possible(self._choose, logits, parameters, masks)
+
+    def _choose(self, logits: Tensor, parameters: RowParameters) -> Tensor:
         num_rows, vocab_size = logits.shape
         out = torch.empty(num_rows, dtype=torch.int32, device=self._device)
         sample(

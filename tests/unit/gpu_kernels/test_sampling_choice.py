@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire_kernels.gpu.sampling import (
-    NOT_A_NUMBER,
-    NOTHING_ALLOWED,
     PADDING,
     Epilogue,
     SamplingColumns,
@@ -25,7 +23,7 @@ from pagewire_kernels.gpu.sampling import (
 )
 from pagewire_kernels.gpu.sampling_noise import exponential, words_of_quads, words_of_tokens
 from pagewire_kernels.philox import token_words
-from pagewire_kernels.sampling import RowParameters, TorchChooser
+from pagewire_kernels.sampling import NOT_A_NUMBER, NOTHING_ALLOWED, RowParameters, TorchChooser
 
 # Small, so that small vocabularies have several chunks and tiles.
 SMALL = SamplingConfig(chunk=256, chunk_warps=1, tile=128, tile_warps=1)

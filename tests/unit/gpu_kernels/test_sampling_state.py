@@ -12,7 +12,6 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_engine.worker.sampler import Sampler, SamplingRow
 from pagewire_kernels import sampling as reference
 from pagewire_kernels.gpu.sampling import (
-    NOTHING_ALLOWED,
     Epilogue,
     SamplingColumns,
     SamplingConfig,
@@ -21,6 +20,7 @@ from pagewire_kernels.gpu.sampling import (
 )
 from pagewire_kernels.gpu.sampling_logprobs import raw_logprobs, top_tokens
 from pagewire_kernels.gpu.sampling_penalties import Penalties, PenaltyState
+from pagewire_kernels.sampling import NOTHING_ALLOWED
 
 VOCAB_SIZE = 301
 EOS = 2
