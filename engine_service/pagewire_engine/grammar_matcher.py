@@ -68,12 +68,16 @@ class Matcher:
         started = time.thread_time()
         self.inner.unsafe_compute_mask_ptr(address or bits.ctypes.data, bits.nbytes)
         self.restrict(bits)
-        self._num_slow_masks += time.thread_time() - started > SLOW_MASK_S
+        self._notice_if_slow(started)
 
     def restrict_timed(self, bits: Bits) -> None:
         """As `restrict`; takes notice where that takes long."""
         started = time.thread_time()
         self.restrict(bits)
+        self._notice_if_slow(started)
+
+    def _notice_if_slow(self, started: float) -> None:
+        """A mask has been made, or a part of it, since this second of the thread's."""
         self._num_slow_masks += time.thread_time() - started > SLOW_MASK_S
 
     def restrict(self, bits: Bits) -> None:
