@@ -32,6 +32,11 @@ class Detokenizer(Protocol):
         """Text that the new ids complete. An id without a token has no text."""
         ...
 
+    @property
+    def within_character(self) -> bool:
+        """Whether the ids so far end within a character, or may."""
+        ...
+
     def finish(self) -> str:
         """What was held back: U+FFFD for bytes that no longer can become a character."""
         ...
@@ -65,13 +70,14 @@ def make_detokenizer(
 class BytesDetokenizer:
     """For tokenizers whose text is their tokens' bytes."""
 
-    __slots__ = ("_begun", "_decode", "_first_spaces", "_first_token", "_table")
+    __slots__ = ("_begun", "_decode", "_decoder", "_first_spaces", "_first_token", "_table")
 
     def __init__(
         self, token_bytes: TokenBytes, table: dict[int, bytes], prompt_tail: Sequence[int]
     ) -> None:
         self._table = table
-        self._decode = _utf8_decoder("replace").decode
+        self._decoder = _utf8_decoder("replace")
+        self._decode = self._decoder.decode
         prompt = b"".join([self._table[i] for i in prompt_tail])
         self._first_spaces = 0 if prompt else token_bytes.first_spaces
         self._first_token = not prompt and token_bytes.first_token_spaces
@@ -88,6 +94,10 @@ class BytesDetokenizer:
         if self._first_spaces:
             text, self._first_spaces = drop_first_spaces(text, self._first_spaces)
         return text
+
+    @property
+    def within_character(self) -> bool:
+        return bool(self._decoder.getstate()[0])
 
     def finish(self) -> str:
         return self._decode(b"", True)
@@ -130,6 +140,10 @@ class StreamDetokenizer:
 
     def feed(self, ids: Sequence[int]) -> str:
         return "".join([self._step(i) for i in ids])
+
+    @property
+    def within_character(self) -> bool:
+        return bool(self._held)
 
     def finish(self) -> str:
         return self._release()

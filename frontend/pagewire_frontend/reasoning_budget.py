@@ -18,6 +18,11 @@ from pagewire_frontend.reasoning import ReasoningParser
 from pagewire_frontend.sequence_text import SequenceText
 
 
+# Tokens beyond the budget that may finish a character which was begun: what is no character would
+# be no text, and a constraint takes text alone.
+_MOST_FOR_A_CHARACTER = 8
+
+
 @dataclass(slots=True)
 class _Watched:
     """One sequence: what it has produced, whether it still reasons, and whether the end of that
@@ -59,12 +64,12 @@ class ReasoningBudget:
         watched = self._sequences[delta.sequence_index]
         whole = TextDelta(delta.sequence_index, "", [])
         for piece in self._pieces(watched, delta):
-            if self._is_spent(watched):
+            if self._is_spent(watched, sequence):
                 break
             self._take(watched, sequence, piece, whole)
             if sequence.finished:
                 return whole
-        if self._is_spent(watched):
+        if self._is_spent(watched, sequence):
             self._write_end(watched, sequence, whole)
         return whole
 
@@ -76,9 +81,11 @@ class ReasoningBudget:
             for one in self._sequences
         )
 
-    def _is_spent(self, watched: _Watched) -> bool:
-        reasons = watched.parser.inside and not watched.end_written
-        return reasons and len(watched.token_ids) >= self._limit
+    def _is_spent(self, watched: _Watched, sequence: SequenceText) -> bool:
+        if not watched.parser.inside or watched.end_written:
+            return False
+        beyond = len(watched.token_ids) - self._limit
+        return beyond >= (_MOST_FOR_A_CHARACTER if sequence.within_character else 0)
 
     def _pieces(self, watched: _Watched, delta: TokenDelta) -> Iterator[TokenDelta]:
         """The delta, token by token where the budget may end within it."""

@@ -86,6 +86,11 @@ class SequenceText:
         self.finished = False
         self.stopped_by_string = False
 
+    @property
+    def within_character(self) -> bool:
+        """Whether its tokens so far end within a character, or may."""
+        return self._detokenizer is not None and self._detokenizer.within_character
+
     def advance(self, delta: TokenDelta) -> TextDelta:
         """What is new since the last delta."""
         if self._withheld is not None or (

@@ -105,6 +105,20 @@ async def test_reasoning_is_cut_at_its_budget_however_tokens_come(
     assert engine.streams[0].aborts == 1
 
 
+@settings(max_examples=40)
+@given(sizes=sizes, budget=st.integers(0, 20), logprobs=st.sampled_from([None, 0]))
+async def test_a_character_that_is_begun_is_finished_before_reasoning_is_cut(
+    sizes: list[int], budget: int, logprobs: int | None
+) -> None:
+    thought = "é世🙂" * 4
+    engine = Engine([thought], "Yes.", sizes, OPENED)
+    whole, requests = await run(engine, budget, logprobs=logprobs)
+    kept = whole.sequences[0].reasoning
+    assert thought.startswith(kept)
+    assert 0 <= len(kept.encode()) - budget <= 3
+    assert requests[1].past[0].token_ids == ids_of(kept + END)
+
+
 @settings(max_examples=30)
 @given(sizes=sizes, budget=st.integers(0, 12), room=st.integers(1, 40))
 async def test_each_token_has_its_log_probability_written_ones_too(
