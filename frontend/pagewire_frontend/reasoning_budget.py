@@ -17,7 +17,6 @@ from pagewire_frontend.generation_types import TextDelta
 from pagewire_frontend.reasoning import ReasoningParser
 from pagewire_frontend.sequence_text import SequenceText
 
-
 # Tokens beyond the budget that may finish a character which was begun: what is no character would
 # be no text, and a constraint takes text alone.
 _MOST_FOR_A_CHARACTER = 8
