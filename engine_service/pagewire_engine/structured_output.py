@@ -39,8 +39,9 @@ _MOST_LIVE_BYTES = 1 << 30
 _MOST_KEPT = 64
 _MOST_KEPT_BYTES = 128 << 20
 _RETRY_AFTER_S = 1.0
-# Masks that are shared among threads: to wake them takes as long as two.
-_LEAST_SHARED = 4
+# Masks that are shared among threads, and threads: to wake them takes as long as some masks, and
+# those of one grammar wait for one another.
+_LEAST_SHARED, _LEAST_THREADS = 8, 3
 
 
 class GrammarCompiler:
@@ -136,28 +137,28 @@ class GrammarCompiler:
         if self._trial is not None:
             self._trial.close()
 
+    def fills_at_once(self, num_masks: int) -> bool:
+        """Whether `fill` makes so many masks sooner than one after the other does. Not if one was
+        slow: whose fault it was is seen where each is timed by itself."""
+        was_slow, self._was_slow = self._was_slow, False
+        num_threads = self._num_threads or _LEAST_THREADS
+        return num_masks >= _LEAST_SHARED and num_threads >= _LEAST_THREADS and not was_slow
+
     def fill(self, matchers: Sequence[Matcher], bits: npt.NDArray[np.uint32]) -> None:
-        """Writes what each matcher allows next into its row of `bits`: four or more by one call on
-        several threads, fewer one by one.
+        """Writes what each matcher allows next into its row of `bits`, by one call on several
+        threads.
 
         Args:
             matchers: N of them.
             bits: uint32 [N, ceil(vocab_size / 32)], zeros.
         """
-        address, num_bytes = bits.ctypes.data, bits[0].nbytes
-        if len(matchers) < _LEAST_SHARED or self._num_threads == 1 or self._was_slow:
-            self._was_slow = False
-            for index, (matcher, row) in enumerate(zip(matchers, bits, strict=True)):
-                matcher.fill_timed(row, address + index * num_bytes)
-            return
         if self._executor is None:
             from llguidance import LLExecutor
 
             self._executor = LLExecutor(self._num_threads)
         rows = [(matcher.inner, index) for index, matcher in enumerate(matchers)]
         started = time.monotonic()
-        self._executor.unsafe_compute_mask_ptr(rows, address, num_bytes, len(bits))
-        # Whose fault it was is seen the next time, when each is timed by itself.
+        self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits[0].nbytes, len(bits))
         self._was_slow = time.monotonic() - started > SLOW_MASK_S
         for matcher, row in zip(matchers, bits, strict=True):
             matcher.restrict_timed(row)

@@ -17,6 +17,7 @@ made anew goes through the same states again.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,9 +29,14 @@ from pagewire_engine.token_bytes import Bits, TokenBytes
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Tokens to spare. Below the first the way is followed token by token, before that it is looked at
-# again when a quarter of them is spent; below the others fewer and fewer tokens are allowed.
+# Tokens to spare. Below the first, or about twice what the shortest output takes, the way is
+# followed token by token, before that it is looked at again when a quarter of them is spent; below
+# the others fewer and fewer tokens are allowed.
 WATCHED = 256
+# Below it whatever could follow is tried, before that what may begin something long: the rest of a
+# number or of a string takes no more.
+_NEAR = 32
+_MAY_BEGIN_MUCH = re.compile(rb'["{\[,:]')
 _MOST_SOFT, _SOFT_SHARE = 64, 8
 _MOST_HARD, _HARD_SHARE = 16, 32
 _LEAST_HARD = 3  # what a token may begin within a text: three more bytes of a character
@@ -79,6 +85,7 @@ class WindDown:
         "_soft",
         "_tokens",
         "_tries_left",
+        "_watched",
         "_way",
         "_way_before",
     )
@@ -96,6 +103,7 @@ class WindDown:
         self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
         # An item may be about as long as the shortest output: begin none that does not fit.
         self._lean = min(WATCHED, self._soft + len(ending.first or ()))
+        self._watched = min(WATCHED, max(_NEAR, self._lean, 2 * len(ending.first or ())))
         self._next_look = max_tokens
         self._plan_next_look()
 
@@ -113,10 +121,11 @@ class WindDown:
         self._num_left -= 1
         if self._endings.is_json:
             self._position.read(text)
-        way = self._way
-        if way and way[0] == token_id:
-            self._way = way[1:]
+        along = self._along(token_id, text)
+        if along is not None and len(along) <= self._num_left:
+            self._way = along
             return
+        way = self._way
         if self._num_left > self._next_look or matcher.is_stopped():
             self._way = None
             return
@@ -124,6 +133,27 @@ class WindDown:
         if not fits and not self._rejoin(matcher):
             self._look(matcher, in_reasoning=in_reasoning)
         self._plan_next_look()
+
+    def _along(self, token_id: int, text: bytes) -> list[int] | None:
+        """What is left of the way after a token whose text it begins with; None if it does not. A
+        grammar does not ask in which tokens a text comes."""
+        way, of = self._way or [], self._tokens.of
+        if way and way[0] == token_id:
+            return way[1:]
+        for index, part in enumerate(of[each] for each in way):
+            if not text or not part:
+                return None
+            if len(part) > len(text):
+                rest = self._tokens.by_bytes.get(part[len(text) :])
+                if rest is None or not part.startswith(text):
+                    return None
+                return [rest[0], *way[index + 1 :]]
+            if not text.startswith(part):
+                return None
+            text = text[len(part) :]
+            if not text:
+                return way[index + 1 :]
+        return None
 
     def _rejoin(self, matcher: LLMatcher) -> bool:
         """Skips some tokens of the way if the output fits what then follows; returns whether it
@@ -160,7 +190,7 @@ class WindDown:
             in_reasoning: the sequence ends within reasoning.
         """
         spare = self._spare()
-        if not self._way or spare is None or spare > WATCHED:
+        if not self._way or spare is None or spare > self._watched:
             return
         tries = Tries(_TRIES_OF_A_MASK)
         word, bit = self._way[0] // 32, np.uint32(1 << self._way[0] % 32)
@@ -176,18 +206,20 @@ class WindDown:
         elif spare <= self._hard:
             bits &= ~(self._tokens.quotes | self._tokens.unfinished)
         elif (ways := _few(bits)) is not None:
-            self._forbid_late_ends(ways, bits, matcher, tries)
+            self._forbid_late_ends(ways, bits, matcher, tries, are_near=spare <= _NEAR)
         elif self._endings.is_json and spare <= self._lean:
             self._forbid_growth(bits, matcher, tries, may_add_items=spare > self._soft)
         bits[word] |= bit
 
     def _forbid_late_ends(
-        self, ways: list[int], bits: Bits, matcher: LLMatcher, tries: Tries
+        self, ways: list[int], bits: Bits, matcher: LLMatcher, tries: Tries, *, are_near: bool
     ) -> None:
         """Leaves those of a few tokens after which there is a way to an end in time."""
-        if len(ways) == 1:  # the way's own
-            return
         of = self._tokens.of
+        if not are_near and self._endings.is_json:
+            ways = [n for n in ways if _MAY_BEGIN_MUCH.search(of[n])]
+        if not ways:
+            return
         # Texts after which there is one, and the tokens to spare then: who begins like one of them
         # can go on to it, by a token for each byte at worst.
         known: list[tuple[bytes, int]] = []
@@ -233,8 +265,9 @@ class WindDown:
         fits."""
         left = self._num_left - 1
         way = self._way or []
-        if way and way[0] == token_id:
-            return left - (len(way) - 1)
+        along = self._along(token_id, self._tokens.of[token_id])
+        if along is not None and len(along) <= left:
+            return left - len(along)
         for rest in (way[skipped:] for skipped in range(min(_MOST_SKIPPED, len(way)))):
             if len(rest) <= left and _is_way(matcher, [token_id, *rest]):
                 return left - len(rest)
@@ -267,7 +300,7 @@ class WindDown:
         spare = self._spare()
         if spare is None:
             self._next_look = self._num_left - _PAUSE
-        elif spare <= WATCHED:
+        elif spare <= self._watched:
             self._next_look = self._num_left
         else:
             self._next_look = self._num_left - spare // 4

@@ -162,24 +162,31 @@ class GrammarMasks:
             masks.leave()
 
     def masks(self, rows: Sequence[ConstrainedRow]) -> Masks:
-        """The masks for those of `rows` that are constrained.
-
-        What is python's comes before and after: one call makes the grammars' masks, on threads of
-        its own. To take turns with it row by row cost more than a mask.
-        """
+        """The masks for those of `rows` that are constrained: one after the other, or, where there
+        are threads for it, by one call for all."""
         constrained = _constrained(rows)
+        bits = np.zeros((len(constrained), self._num_words), np.uint32)
+        if not constrained:
+            return Masks({}, bits, [])
+        address, num_bytes = bits.ctypes.data, bits[0].nbytes
         matchers: list[Matcher] = []
         ready: list[ConstrainedRow] = []
         refused: list[tuple[int, str]] = []
+        at_once = self._compiler.fills_at_once(len(constrained))
         for row in constrained:
             try:
-                matchers.append(self._matcher(row))
+                matcher = self._matcher(row)
             except PagewireError as error:
                 refused.append((row.sequence_id, error.message))
-            else:
-                ready.append(row)
-        bits = np.zeros((len(ready), self._num_words), np.uint32)
-        if matchers:
+                continue
+            if not at_once:
+                # Here, while the caches hold what the grammar's state is made of.
+                index = len(ready)
+                matcher.fill_timed(bits[index], address + index * num_bytes)
+            matchers.append(matcher)
+            ready.append(row)
+        bits = bits[: len(ready)]
+        if at_once and matchers:
             self._compiler.fill(matchers, bits)
         rows_of_bits: dict[int, int] = {}
         for index, (row, matcher) in enumerate(zip(ready, matchers, strict=True)):

@@ -18,7 +18,7 @@ from pagewire.errors import (
 )
 from pagewire.structured_output import MAX_CHOICES, StructuredOutput
 from pagewire_engine import grammar_matcher, grammar_trial, structured_output
-from pagewire_engine.grammar_matcher import CompiledGrammar
+from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.token_bytes import numbers_of
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
@@ -219,23 +219,33 @@ def test_a_harmless_depth_passes(compiler: GrammarCompiler) -> None:
     assert accepts(compiler, StructuredOutput(json_schema=chain(30)), '"x"')
 
 
+def make_masks(compiler: GrammarCompiler, matchers: list[Matcher]) -> list[list[int]]:
+    """The tokens that each allows, by masks made as a worker makes them."""
+    bits = np.zeros((len(matchers), 9), np.uint32)
+    if compiler.fills_at_once(len(matchers)):
+        compiler.fill(matchers, bits)
+    else:
+        for matcher, row in zip(matchers, bits, strict=True):
+            matcher.fill_timed(row)
+    return [numbers_of(row) for row in bits]
+
+
+@pytest.mark.parametrize("num_rows", [2, 9])
 def test_an_ambiguous_grammar_is_refused_once_it_has_held_others_up(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, num_rows: int
 ) -> None:
     monkeypatch.setattr(structured_output, "SLOW_MASK_S", -1.0)
     monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
-    together = [compiler.matcher(StructuredOutput(regex="a*")) for _ in range(5)]
-    bits = np.zeros((5, 9), np.uint32)
+    together = [compiler.matcher(StructuredOutput(regex="a*")) for _ in range(num_rows)]
     for _ in range(20):
-        compiler.fill(together, bits)
-    assert "ambiguous" in (together[4].fault() or "")
+        make_masks(compiler, together)
+    assert "ambiguous" in (together[-1].fault() or "")
 
 
 def test_what_a_mask_needs_beside_the_grammar_counts_too(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the grammars' masks are made by one call, which is not slow."""
-    monkeypatch.setattr(compiler, "_was_slow", False)
     monkeypatch.setattr(structured_output, "SLOW_MASK_S", 60.0)
     monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
     together = [compiler.matcher(StructuredOutput(regex="a*")) for _ in range(5)]
@@ -244,21 +254,32 @@ def test_what_a_mask_needs_beside_the_grammar_counts_too(
     assert "ambiguous" in (together[4].fault() or "")
 
 
-def test_masks_of_many_rows_are_made_by_one_call_on_several_threads(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+def test_masks_of_many_rows_are_made_by_one_call_until_one_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Row by row, each would wait for python's lock, and for the thread that holds it."""
+    compiler = GrammarCompiler(
+        lambda: FILES, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_threads=4
+    )
+    assert compiler.fills_at_once(8)
+    assert not compiler.fills_at_once(7)
+    matchers = [compiler.matcher(StructuredOutput(regex=text)) for text in "abcdefgh"]
+    assert make_masks(compiler, matchers) == [ids_of(text) for text in "abcdefgh"]
+    assert compiler.fills_at_once(8)
+    monkeypatch.setattr(structured_output, "SLOW_MASK_S", -1.0)
+    make_masks(compiler, matchers)
+    # Each by itself, to see which of them it was.
+    assert not compiler.fills_at_once(8)
+    assert compiler.fills_at_once(8)
+    compiler.close()
 
-    def fill_timed(*args: Any) -> None:
-        raise AssertionError("a row's mask was made by itself")
 
-    monkeypatch.setattr(compiler, "_was_slow", False)
-    monkeypatch.setattr(grammar_matcher.Matcher, "fill_timed", fill_timed)
-    texts = ["a", "b", "c", "d", "e"]
-    together = [compiler.matcher(StructuredOutput(regex=text)) for text in texts]
-    bits = np.zeros((5, 9), np.uint32)
-    compiler.fill(together, bits)
-    assert [numbers_of(row) for row in bits] == [ids_of(text) for text in texts]
+def test_two_threads_make_masks_no_sooner_than_one() -> None:
+    two, one = (
+        GrammarCompiler(dict, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_threads=count)
+        for count in (2, 1)
+    )
+    assert not two.fills_at_once(100)
+    assert not one.fills_at_once(100)
 
 
 def test_one_constraint_is_compiled_once_for_all_who_wait(

@@ -17,6 +17,7 @@ from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.worker import grammar_masks
 from pagewire_engine.worker.cache_engine import CacheEngine
+from pagewire_engine.worker.grammar_masks import GrammarMasks, Masks
 from pagewire_engine.worker.model_runner import ModelRunner
 from pagewire_kernels.attention import load_attention_backend
 from tests.fakes.fake_engine_client import byte_tokenizer
@@ -80,19 +81,19 @@ def test_neither_waits_for_the_other_to_end(
     model: CausalLM, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_masks, in_model = threading.Event(), threading.Event()
-    fill, forward = GrammarCompiler.fill, model.forward
+    make, forward = GrammarMasks.masks, model.forward
 
-    def fill_beside(*args: Any) -> None:
+    def masks_beside(*args: Any) -> Masks:
         in_masks.set()
         assert in_model.wait(DEADLINE_S), "the masks were made before the forward pass"
-        fill(*args)
+        return make(*args)
 
     def forward_beside(*args: Any) -> Any:
         in_model.set()
         assert in_masks.wait(DEADLINE_S), "the masks were to be made after the forward pass"
         return forward(*args)
 
-    monkeypatch.setattr(GrammarCompiler, "fill", fill_beside)
+    monkeypatch.setattr(GrammarMasks, "masks", masks_beside)
     monkeypatch.setattr(model, "forward", forward_beside)
     result = _runner(model, compiler).execute(_first_step(1, 2))
     assert [token.sequence_id for token in result.sampled] == [1, 2]
@@ -106,13 +107,14 @@ def test_a_failed_forward_pass_leaves_no_mask_in_the_making_and_can_be_run_again
     expected = _tokens(expected_runner, (1, 2), range(3))
     runner.execute(_first_step(1, 2))
     failed, filling = threading.Event(), threading.Event()
-    fill = GrammarCompiler.fill
+    make = GrammarMasks.masks
 
-    def slow_fill(*args: Any) -> None:
+    def slow_masks(*args: Any) -> Masks:
         filling.set()
         assert failed.wait(DEADLINE_S)
-        fill(*args)
+        masks = make(*args)
         filling.clear()
+        return masks
 
     def broken(*args: Any) -> Any:
         assert filling.wait(DEADLINE_S)
@@ -120,7 +122,7 @@ def test_a_failed_forward_pass_leaves_no_mask_in_the_making_and_can_be_run_again
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarCompiler, "fill", slow_fill)
+        patch.setattr(GrammarMasks, "masks", slow_masks)
         patch.setattr(model, "forward", broken)
         with pytest.raises(MemoryError):
             _tokens(runner, (1, 2), range(1))
@@ -150,7 +152,7 @@ def test_what_goes_wrong_with_a_mask_fails_the_step(
     def broken(*args: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(GrammarCompiler, "fill", broken)
+    monkeypatch.setattr(GrammarMasks, "masks", broken)
     with pytest.raises(ZeroDivisionError):
         _runner(model, compiler).execute(_first_step(1))
 
@@ -161,17 +163,17 @@ def test_where_the_model_has_all_cpus_masks_come_before_it(
     expected = [t.token_id for t in _runner(model, compiler).execute(_first_step(1, 2, 3)).sampled]
     monkeypatch.setattr(grammar_masks, "available_cpus", torch.get_num_threads)
     order: list[tuple[str, int]] = []
-    fill, forward = GrammarCompiler.fill, model.forward
+    make, forward = GrammarMasks.masks, model.forward
 
-    def fill_told(*args: Any) -> None:
+    def masks_told(*args: Any) -> Masks:
         order.append(("masks", threading.get_native_id()))
-        fill(*args)
+        return make(*args)
 
     def forward_told(*args: Any) -> Any:
         order.append(("model", threading.get_native_id()))
         return forward(*args)
 
-    monkeypatch.setattr(GrammarCompiler, "fill", fill_told)
+    monkeypatch.setattr(GrammarMasks, "masks", masks_told)
     monkeypatch.setattr(model, "forward", forward_told)
     result = _runner(model, compiler).execute(_first_step(1, 2, 3))
     assert [token.token_id for token in result.sampled] == expected
