@@ -405,7 +405,7 @@ async def test_streams_of_a_stuck_engine_go_on_in_another_until_it_is_alive_agai
         FakeEngine(step_time_s=STEP_TIME_S) as two,
     ):
         try:
-            expected = await undisturbed(two, requests)
+            expected = await undisturbed(requests)
             async with connected([one, two]) as client:
                 load = Load(client, requests)
                 await load.in_the_middle()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from pagewire_frontend.engine_client.base import EngineRequest
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import Collected, request, wait_until_async
+from tests.fakes.fake_engine import FakeEngine
 
 # Long enough for what is done to engines while streams are in the middle.
 NUM_TOKENS = 240
@@ -100,8 +101,8 @@ class Load:
         return [each.token_ids for each in self.collected]
 
 
-async def undisturbed(
-    engine: Reachable, requests: Sequence[EngineRequest]
-) -> list[dict[int, list[int]]]:
-    async with connected([engine]) as client:
-        return await Load(client, requests).tokens()
+async def undisturbed(requests: Sequence[EngineRequest]) -> list[dict[int, list[int]]]:
+    """What they give in an engine of their own, whose steps take no time."""
+    with FakeEngine() as quiet:
+        async with connected([quiet]) as client:
+            return await Load(client, requests).tokens()

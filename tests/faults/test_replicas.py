@@ -62,7 +62,7 @@ async def test_streams_of_a_killed_engine_go_on_in_the_other_at_once(
         again = Load(client, [request(f"again{i}", (9, i)) for i in range(8)])
         await wait_until_async(lambda: min(shares(client, engines)) > 0, "both get requests")
         await again.tokens()
-    assert got == await undisturbed(engines[1], prompts(NUM_STREAMS))
+    assert got == await undisturbed(prompts(NUM_STREAMS))
 
 
 async def test_streams_of_a_draining_engine_go_to_the_other(
@@ -81,7 +81,7 @@ async def test_streams_of_a_draining_engine_go_to_the_other(
             assert operator.num_held_blocks() == 0
         got = await load.tokens()
         assert client.statuses().moved["drain"] > 0
-    assert got == await undisturbed(engines[1], prompts(NUM_STREAMS))
+    assert got == await undisturbed(prompts(NUM_STREAMS))
 
 
 async def test_a_rolling_restart_under_load_fails_no_request(
@@ -119,7 +119,7 @@ async def test_a_rolling_restart_under_load_fails_no_request(
         stop.set()
         await asyncio.wait_for(asyncio.gather(*asking), 60)
         assert client.statuses().moved["drain"] > 0
-    expected = await undisturbed(engines[0], [numbered(number) for number in range(NUM_PROMPTS)])
+    expected = await undisturbed([numbered(number) for number in range(NUM_PROMPTS)])
     assert len(answers) > 30
     for number, tokens in answers.items():
         assert tokens == expected[number % NUM_PROMPTS][0], number
@@ -146,7 +146,7 @@ async def test_a_poison_request_kills_no_engine_a_fourth_time() -> None:
                 await deadly
             assert deaths <= 3
             got = await healthy.tokens()
-        assert got == await undisturbed(one, prompts(6))
+        assert got == await undisturbed(prompts(6))
 
 
 async def test_requests_that_begin_alike_go_to_one_engine_which_has_them_cached(
