@@ -33,7 +33,9 @@ def tiny(
     return folder, write_tiny_model(folder, request.param)
 
 
-@pytest.fixture(scope="session", params=_BACKENDS)
+# Of the session, it would take modules apart: pytest runs all tests with one value, then all with
+# the next, and each module's models would be made for either.
+@pytest.fixture(scope="module", params=_BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     """Each attention backend (and the dense kernels that go with it) of this machine."""
     if request.param == "cpu":
