@@ -97,8 +97,8 @@ async def test_nothing_goes_on_working_for_a_caller_that_left(
             stats = peer.stats()
             return stats.num_running == 1 and stats.num_waiting == 2
 
-        # A busy machine may need longer for it than the first deadline.
-        for deadline_s in (3.0, 12.0) if by == "deadline" else (None,):
+        # A busy machine may need longer for it than the first deadlines.
+        for deadline_s in (1.0, 3.0, 12.0) if by == "deadline" else (None,):
             # The second waits for the first, and the third has no place in the batch either.
             calls = [asyncio.create_task(ask(frontend, deadline_s)) for _ in range(3)]
             await wait_until_async(
