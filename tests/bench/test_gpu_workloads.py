@@ -144,6 +144,7 @@ def _lines_here(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     return module.results(*rest) if name.endswith("ceilings") else module.results(rest)
 
 
+@pytest.mark.slow
 def test_it_runs_on_a_cpu(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ async def _load(client: RemoteEngineClient) -> engine_pb2.AdapterInfo:
     return await client.load_adapter(engine_pb2.LoadAdapterRequest(name="a", path="a"))
 
 
-@pytest.mark.parametrize("changed", [False, True])
+@pytest.mark.parametrize("changed", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_a_request_goes_on_with_its_adapter_in_another_life(
     tmp_path: Path, changed: bool
 ) -> None:

@@ -403,6 +403,7 @@ async def test_metrics_count_adapters(server: FrontendServer) -> None:
     assert "pagewire_lora_host_loads_total" in text
 
 
+@pytest.mark.slow
 def test_two_hundred_loads_and_unloads_keep_memory_and_blocks(tiny: Tiny) -> None:
     """vLLM's issue 54839."""
     large = tiny.adapters.parent / "large"

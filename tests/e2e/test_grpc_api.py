@@ -382,6 +382,7 @@ async def test_a_watcher_does_not_hold_up_the_end() -> None:
     await channel.close()
 
 
+@pytest.mark.slow
 async def test_frequent_pings_do_not_end_a_silent_stream(
     engine: FakeEngineClient, server: FrontendServer
 ) -> None:

@@ -62,6 +62,7 @@ def test_curl_is_answered(served: Served, tmp_path: Path) -> None:
     assert "Paris" in answer
 
 
+@pytest.mark.slow
 def test_the_adapter_is_served_and_answers(tmp_path: Path, smollm2_path: Path) -> None:
     (command,) = [line for line in COMMANDS if "--enable-lora" in line]
     (arguments,) = re.findall(r'ARGS="(.*)"', command)

@@ -195,6 +195,7 @@ async def test_an_engine_with_another_model_gets_no_requests_and_the_log_says_wh
         await client.close()
 
 
+@pytest.mark.slow
 async def test_new_weights_are_rolled_out_without_a_stream_of_both(stack: ExitStack) -> None:
     """The engines of the old weights drain one after the other. New requests go to the new ones as
     soon as no old one takes any; what runs ends where it began."""
@@ -391,6 +392,7 @@ async def test_health_needs_one_engine_and_metrics_tell_them_apart(stack: ExitSt
 # -- one that makes no progress ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_streams_of_a_stuck_engine_go_on_in_another_until_it_is_alive_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -38,7 +38,12 @@ SEEDED = SamplingParams(
     ignore_eos=True,
 )
 TOLD = replace(SEEDED, logprobs=3, prompt_logprobs=2)
-BOTH = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+# Whatever changes a greedy token changes the odds of a seeded one as well.
+BOTH = pytest.mark.parametrize(
+    "params", [pytest.param(GREEDY, marks=pytest.mark.slow), SEEDED], ids=["greedy", "seeded"]
+)
+# In chunks, and in one piece.
+BUDGETS = pytest.mark.parametrize("budget", [23, pytest.param(512, marks=pytest.mark.slow)])
 
 Answers = dict[tuple[str, int], list[int]]
 # Of each sequence's tokens and of each request's prompt: bit by bit, ranks and alternatives too.
@@ -212,7 +217,7 @@ def test_swapped_equals_undisturbed(
 
 
 @BOTH
-@pytest.mark.parametrize("budget", [23, 512])
+@BUDGETS
 def test_cached_equals_computed(
     laboratory: Laboratory, alone: Mapping[str, Answers], params: SamplingParams, budget: int
 ) -> None:
@@ -345,7 +350,7 @@ def test_what_is_computed_again_has_the_same_log_probabilities_but_for_the_last_
             assert token.logprob == pytest.approx(other.logprob, abs=1e-3)
 
 
-@pytest.mark.parametrize("budget", [23, 512])
+@BUDGETS
 def test_prompt_log_probabilities_are_whole_though_the_prefix_is_cached(
     laboratory: Laboratory, lone_logprobs: Logprobs, budget: int
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_stream_goes_on_over_a_killed_engine(served: Served) -> None:
     assert served.process.output.count("pagewire is ready") == 1
 
 
+@pytest.mark.slow
 def test_sigterm_ends_everything_with_status_0(
     tmp_path: Path, smollm2_path: Path, free_port: Callable[[], int]
 ) -> None:

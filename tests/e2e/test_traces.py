@@ -183,6 +183,7 @@ def test_a_trace_that_its_client_does_not_record_is_recorded_nowhere(traced: Tra
     assert not traced.collector.of(unrecorded)
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_holds_nobody_up() -> None:
     # Nobody listens at port 1; and the frontend ends as soon as ever: see `frontend`.
     config = {"otlp_traces_endpoint": "http://127.0.0.1:1"}

@@ -33,10 +33,12 @@ def test_help_does_not_wait_for_torch() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["/no/such/model"], "/no/such/model"),
+        pytest.param(["/no/such/model"], "/no/such/model", marks=pytest.mark.slow),
         (["anything", "--stream-endpoint", "carrier-pigeon"], "--stream-endpoint"),
         (["anything", "--host", "192.0.2.1"], "192.0.2.1"),
-        (["anything", "--trust-remote-code"], "--trust-remote-code"),
+        pytest.param(
+            ["anything", "--trust-remote-code"], "--trust-remote-code", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_keeps_it_from_starting_is_one_clear_line(flags: list[str], told: str) -> None:

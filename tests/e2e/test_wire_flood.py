@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.bench.wire import run_paced
+
+pytestmark = pytest.mark.slow
 
 
 def test_nothing_is_lost_or_repeated_from_the_engines_step_to_the_clients_message(

@@ -123,6 +123,7 @@ def test_each_has_a_session_of_its_own_at_the_engine(workers: Workers) -> None:
         assert num_sessions == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_started_again_and_the_other_goes_on(workers: Workers) -> None:
     before = workers.pids()
     victim = min(before)

@@ -102,6 +102,7 @@ async def test_a_grpc_client_gets_resource_exhausted_after_what_it_had(servers: 
     assert "Traceback" not in servers.frontend.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [TIMEOUT_S], indirect=True)
 async def test_a_grpc_client_that_leaves_before_it_reads_is_no_error(servers: Servers) -> None:
     async with grpc.aio.insecure_channel(servers.frontend.grpc) as channel:

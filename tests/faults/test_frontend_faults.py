@@ -62,7 +62,7 @@ def frontend_process(target: str, max_tokens: int) -> Iterator[subprocess.Popen[
         process.stdout.close()
 
 
-@pytest.mark.parametrize("wire", ["ipc", "tcp"])
+@pytest.mark.parametrize("wire", ["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_nothing_is_lost_while_the_frontend_stands_still(
     wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +103,7 @@ def test_a_killed_frontends_blocks_come_back_after_the_session_timeout() -> None
         assert peer.stats().num_sessions == 0
 
 
+@pytest.mark.slow
 async def test_a_session_the_engine_has_buried_is_opened_again_and_its_streams_go_on() -> None:
     with (
         FakeEngineProcess({"session_timeout_s": 1.0}, step_time_s=0.01) as impatient,

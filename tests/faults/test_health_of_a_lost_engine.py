@@ -68,7 +68,11 @@ async def goes_and_comes(
     ("blow", "remedy"),
     [
         (signal.SIGKILL, lambda engine: engine.start()),
-        (signal.SIGSTOP, lambda engine: engine.signal(signal.SIGCONT)),
+        pytest.param(
+            signal.SIGSTOP,
+            lambda engine: engine.signal(signal.SIGCONT),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_process_that_is_dead_or_stands_still(

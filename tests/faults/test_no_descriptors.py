@@ -151,6 +151,7 @@ async def test_a_frontend_without_descriptors_serves_those_who_are_there() -> No
         assert frontend.alive
 
 
+@pytest.mark.slow
 async def test_a_frontend_without_descriptors_finds_its_restarted_engine() -> None:
     with FakeEngineProcess(step_time_s=0.02) as engine, RealFrontend(engine.target) as frontend:
         async with connected(frontend) as http:
@@ -165,6 +166,7 @@ async def test_a_frontend_without_descriptors_finds_its_restarted_engine() -> No
         assert frontend.alive
 
 
+@pytest.mark.slow
 async def test_a_frontend_without_descriptors_idles() -> None:
     with FakeEngineProcess(step_time_s=0.02) as engine, RealFrontend(engine.target) as frontend:
         async with connected(frontend) as http:

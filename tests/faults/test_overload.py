@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.bench.overload import run_overload
+
+pytestmark = pytest.mark.slow
 
 
 def test_who_is_admitted_is_answered_in_time_and_the_rest_is_refused_at_once() -> None:

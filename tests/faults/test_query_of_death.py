@@ -11,6 +11,8 @@ from tests.fakes.real_processes import RealEngine, RealFrontend, RealServe
 from tests.faults.conftest import TinyModel
 from tests.faults.mixed_streams import Answer, Case, MixedStreams
 
+pytestmark = pytest.mark.slow
+
 POISON = "~"  # no prompt has it
 POISON_TOKEN = 93  # of the tiny models' tokenizer
 LIMIT_S = 300.0
@@ -35,9 +37,7 @@ def assert_one_failed(answers: dict[str, Answer], tiny: TinyModel, computed: int
         assert answer.resumptions <= DEATHS, name
 
 
-@pytest.mark.parametrize(
-    "computed", [0, pytest.param(30, marks=pytest.mark.slow)], ids=["its prompt", "its 30th token"]
-)
+@pytest.mark.parametrize("computed", [0, 30], ids=["its prompt", "its 30th token"])
 async def test_it_fails_alone_and_the_31_others_finish(tiny: TinyModel, computed: int) -> None:
     """Whether it kills at its prompt, or when it has told something already."""
     with (
@@ -60,7 +60,6 @@ async def test_it_fails_alone_and_the_31_others_finish(tiny: TinyModel, computed
     assert deaths == DEATHS
 
 
-@pytest.mark.slow
 async def test_one_that_makes_the_engine_hang_each_time_fails_alone(tiny: TinyModel) -> None:
     """The supervisor kills what makes no progress."""
     flags = (*tiny.flags, "--engine-stall-timeout=8")

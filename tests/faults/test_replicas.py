@@ -84,6 +84,7 @@ async def test_streams_of_a_draining_engine_go_to_the_other(
     assert got == await undisturbed(prompts(NUM_STREAMS))
 
 
+@pytest.mark.slow
 async def test_a_rolling_restart_under_load_fails_no_request(
     engines: list[FakeEngineProcess],
 ) -> None:
@@ -125,6 +126,7 @@ async def test_a_rolling_restart_under_load_fails_no_request(
         assert tokens == expected[number % NUM_PROMPTS][0], number
 
 
+@pytest.mark.slow
 async def test_a_poison_request_kills_no_engine_a_fourth_time() -> None:
     poison = 666
     knobs = {"step_time_s": STEP_TIME_S, "poison": poison}
@@ -181,7 +183,9 @@ sys.exit(main(["fake", f"--port={sys.argv[1]}", f"--drain-timeout-s={sys.argv[2]
 """
 
 
-@pytest.mark.parametrize("signals", [1, 2], ids=["in its time", "asked twice"])
+@pytest.mark.parametrize(
+    "signals", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["in its time", "asked twice"]
+)
 async def test_a_lone_engine_lets_its_requests_end_before_it_stops(
     free_port: Callable[[], int], signals: int
 ) -> None:

@@ -22,6 +22,8 @@ from tests.faults.streams_in_the_middle import (
     catch_in_the_middle,
 )
 
+pytestmark = pytest.mark.slow
+
 PIRATE = Path(__file__).resolve().parents[1] / "adapters" / "pirate"
 STEP_S = 0.02
 LIMIT_S = 240.0
@@ -69,7 +71,6 @@ async def test_over_an_engine_that_was_killed_and_started_again(tiny: TinyModel)
         await until_no_blocks_are_held(engine.target)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stuck"])
 async def test_over_an_engine_that_the_supervisor_starts_again(
     tiny: TinyModel, blow: signal.Signals
@@ -90,7 +91,7 @@ async def test_over_an_engine_that_the_supervisor_starts_again(
         assert "engine is ready again after" in serve.output
 
 
-@pytest.mark.parametrize("wire", ["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wire", ["ipc", "tcp"])
 async def test_over_a_delta_socket_that_was_cut(tiny: TinyModel, wire: str) -> None:
     flags = tiny.flags if wire == "ipc" else (*tiny.flags, "--stream-endpoint=tcp://127.0.0.1:*")
     with RealEngine(*flags, step_s=STEP_S) as engine, RealFrontend(engine.target) as frontend:
@@ -109,7 +110,6 @@ async def test_over_a_delta_socket_that_was_cut(tiny: TinyModel, wire: str) -> N
         await until_no_blocks_are_held(engine.target)
 
 
-@pytest.mark.slow
 async def test_a_real_model_s_streams_over_an_engine_that_the_supervisor_starts_again(
     smollm2_path: Path,
 ) -> None:
@@ -162,7 +162,6 @@ async def test_past_the_timeout_each_stream_ends_unavailable_with_what_it_had(
         assert_undisturbed(await finish(again), tiny, resumptions=0)
 
 
-@pytest.mark.slow
 async def test_nothing_is_lost_while_the_frontend_stands_still_for_ten_seconds(
     tiny: TinyModel,
 ) -> None:

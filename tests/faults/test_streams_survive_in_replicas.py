@@ -15,6 +15,8 @@ from tests.fakes.real_processes import RealEngine, RealFrontend
 from tests.faults.conftest import TinyModel
 from tests.faults.streams_in_the_middle import CaughtStreams, catch_in_the_middle
 
+pytestmark = pytest.mark.slow
+
 STEP_S = 0.02
 LIMIT_S = 240.0
 
@@ -40,7 +42,6 @@ async def stopped_in_the_middle(
         yield one, two, frontend, caught
 
 
-@pytest.mark.slow
 async def test_over_one_of_two_engines_that_was_killed(tiny: TinyModel) -> None:
     async with stopped_in_the_middle(tiny) as (one, two, _frontend, caught):
         two.signal(signal.SIGCONT)
@@ -53,7 +54,6 @@ async def test_over_one_of_two_engines_that_was_killed(tiny: TinyModel) -> None:
         assert 4 <= len(moved) < 32, "some were in either engine"
 
 
-@pytest.mark.slow
 async def test_over_one_of_two_engines_that_stands_still_and_comes_back(tiny: TinyModel) -> None:
     async with stopped_in_the_middle(tiny) as (one, two, frontend, caught):
         two.signal(signal.SIGCONT)
@@ -69,7 +69,6 @@ async def test_over_one_of_two_engines_that_stands_still_and_comes_back(tiny: Ti
         )
 
 
-@pytest.mark.slow
 async def test_over_a_rolling_restart_of_both_engines(tiny: TinyModel) -> None:
     async with stopped_in_the_middle(tiny) as (one, two, frontend, caught):
         one.signal(signal.SIGCONT)

@@ -154,6 +154,7 @@ async def test_a_scrape_does_not_wait_for_an_engine_that_is_stuck_or_dead(
     assert b"pagewire_num_requests_in_flight" in text
 
 
+@pytest.mark.slow
 async def test_streams_go_on_exactly_after_the_engine_stopped_on_purpose(
     engine: FakeEngineProcess, client: RemoteEngineClient
 ) -> None:
@@ -185,6 +186,7 @@ async def test_a_draining_engine_hands_its_streams_to_its_successor(
     assert_same(await asyncio.wait_for(running.results, 60), await undisturbed())
 
 
+@pytest.mark.slow
 async def test_streams_go_on_exactly_after_the_engine_was_killed_while_it_drained(
     engine: FakeEngineProcess, client: RemoteEngineClient
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -23,6 +24,7 @@ MOST_NATS = 0.02
 MOST_LOGIT_ERROR = 0.1
 
 
+@pytest.mark.slow
 def test_int8_predicts_as_well_and_answers_alike(smollm2_path: Path, backend: str) -> None:
     files = load_tokenizer_files(smollm2_path.parent, smollm2_path, mode="auto")
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())

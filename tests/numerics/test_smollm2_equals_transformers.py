@@ -63,6 +63,7 @@ def test_weights_logits_and_greedy_tokens_equal_transformers(
     assert "Paris" in tokenizer.decode(outputs[0])
 
 
+@pytest.mark.slow
 def test_the_last_tokens_hidden_state_is_its_embedding(model_path: Path, reference: Any) -> None:
     """After the final norm, and the same whether it came in chunks, beside others, or had its
     beginning in the cache."""

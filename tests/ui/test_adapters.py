@@ -80,6 +80,7 @@ def test_a_load_shows_its_progress_and_then_the_adapter_can_be_chosen(
     expect(answer(tab).locator(".pw-figures")).to_contain_text("poems")
 
 
+@pytest.mark.slow
 def test_what_can_not_be_loaded_is_said(tab: Page) -> None:
     tab.get_by_label("Name", exact=True).fill("lost")
     tab.get_by_label("Folder", exact=True).fill("missing")
@@ -98,6 +99,7 @@ def test_names_are_text_wherever_they_stand(tab: Page, adapters: FakeAdapters) -
     adapters.drop(HOSTILE)
 
 
+@pytest.mark.slow
 def test_an_unload_waits_or_ends_requests(tab: Page, adapters: FakeAdapters) -> None:
     adapters.add("old")
     adapters.leaving.clear()
@@ -138,6 +140,7 @@ def test_base_and_adapter_answer_one_question_side_by_side(
     expect(left).to_contain_text("The server is busy")
 
 
+@pytest.mark.slow
 def test_where_adapters_are_off_the_page_names_the_flag(
     opened: Page, adapters: FakeAdapters
 ) -> None:

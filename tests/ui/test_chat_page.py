@@ -59,6 +59,7 @@ def test_an_answer_is_streamed_with_the_settings_of_the_page(
     assert asked_hosts <= {"127.0.0.1", ""}  # nothing from any other host
 
 
+@pytest.mark.slow
 def test_empty_boxes_leave_the_choice_to_the_server(page: Page, frontend: FakeInference) -> None:
     page.locator("#max-tokens textarea").fill("")
     send(page, "hello")
@@ -81,6 +82,7 @@ def test_stop_cancels_the_call(page: Page, frontend: FakeInference) -> None:
     expect(answer(page)).to_contain_text("You said: hello again")
 
 
+@pytest.mark.slow
 def test_closing_the_page_cancels_the_call(
     browser: Browser, page_url: str, frontend: FakeInference
 ) -> None:
@@ -101,12 +103,14 @@ def test_a_refusal_is_shown_and_the_message_kept_for_another_try(
     expect(page.locator("#message textarea")).to_have_value("fail now")
 
 
+@pytest.mark.slow
 def test_an_answer_that_breaks_off_keeps_what_came(page: Page, frontend: FakeInference) -> None:
     send(page, "break it")
     expect(page.get_by_role("alert")).to_contain_text("can't be reached")
     expect(answer(page)).to_contain_text("You said:")
 
 
+@pytest.mark.slow
 def test_the_page_waits_for_a_frontend_that_is_not_up_yet(page: Page, frontend_port: int) -> None:
     expect(page.locator("#head")).to_contain_text("Waiting for the model server")
     send(page, "anybody?")

@@ -193,6 +193,7 @@ def test_tokens_show_their_alternatives(chat: Page) -> None:
     expect(card).to_contain_text("id 1")
 
 
+@pytest.mark.slow
 def test_presets_set_the_sampling_or_leave_it_to_the_model(
     chat: Page, frontend: FakeInference
 ) -> None:
@@ -240,6 +241,7 @@ def test_files_go_with_a_message_or_are_refused(chat: Page, frontend: FakeInfere
     expect(chat.locator(".user.message .pw-chip")).to_contain_text("note.md")
 
 
+@pytest.mark.slow
 def test_a_fast_answer_does_not_flood_the_browser(chat: Page) -> None:
     chat.evaluate(
         """() => { window.draws = 0; new MutationObserver(() => { window.draws += 1; }).observe(
@@ -253,6 +255,7 @@ def test_a_fast_answer_does_not_flood_the_browser(chat: Page) -> None:
     assert chat.evaluate("window.draws") <= 25 * (time.monotonic() - begun) + 10
 
 
+@pytest.mark.slow
 def test_two_tabs_answer_at_once_and_know_nothing_of_each_other(
     chat: Page, page_url: str, frontend: FakeInference
 ) -> None:

@@ -65,6 +65,7 @@ def test_the_tab_draws_queues_blocks_and_step_and_follows_the_engine(
     expect(page.locator('#engine [data-figure="waiting"] b')).to_have_text("9")
 
 
+@pytest.mark.slow
 def test_nobody_looks_at_the_engine_from_the_chat(page: Page, engine: FakeObservability) -> None:
     page.reload()
     expect(page.get_by_role("tab", name="Engine")).to_be_visible()

@@ -14,6 +14,8 @@ from tests.ui.fake_adapters import FakeAdapters
 from tests.ui.fake_inference import FakeInference
 from tests.ui.late_answers import late_answers
 
+pytestmark = pytest.mark.slow
+
 # Types in the same turn of the browser's loop as the click that shows the box.
 _CLICK_AND_TYPE = """([opener, box, text]) => {
   opener.click();

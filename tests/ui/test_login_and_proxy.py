@@ -30,6 +30,7 @@ def proxied() -> Iterator[tuple[str, str]]:
     fake.stop()
 
 
+@pytest.mark.slow
 def test_a_visitor_logs_in_and_chats_under_the_proxy_s_path(
     browser: Browser, proxied: tuple[str, str]
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_visitor_logs_in_and_chats_under_the_proxy_s_path(
     page.close()
 
 
+@pytest.mark.slow
 def test_without_a_login_nothing_is_told(proxied: tuple[str, str]) -> None:
     _, own = proxied
     for path in ("config", "gradio_api/info", "gradio_api/queue/data?session_hash=x"):

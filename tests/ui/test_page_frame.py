@@ -69,6 +69,7 @@ def test_on_a_phone_the_whole_composer_is_seen(opened: Page) -> None:
         )
 
 
+@pytest.mark.slow
 def test_who_goes_on_to_another_tab_fast_finds_it_filled(
     browser: Browser, page_url: str, frontend: FakeInference, engine: FakeObservability
 ) -> None:

@@ -11,6 +11,8 @@ from tests.ui.browser import answer, page_at, send
 from tests.ui.fake_inference import FakeInference
 from tests.ui.late_answers import late_questions
 
+pytestmark = pytest.mark.slow
+
 # Which side of its element a text stands at.
 _SIDE = """(node) => {
   const range = document.createRange();

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.fakes.fake_engine_client import FakeEngineClient
 from tests.ui.browser import take_pictures
 from tests.ui.threaded_frontend import threaded_frontend
+
+pytestmark = pytest.mark.slow
 
 
 def test_where_templates_are_not_taken_the_page_names_the_flag(

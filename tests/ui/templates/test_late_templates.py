@@ -3,11 +3,14 @@ text is what counts."""
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.fakes.fake_engine_client import FakeEngineClient, byte_tokenizer
 from tests.ui.browser import answer, choose, new_chat, send, write_template
 from tests.ui.late_answers import late_answers
+
+pytestmark = pytest.mark.slow
 
 
 def test_what_is_written_stays_when_answers_to_what_was_done_before_come(editor: Page) -> None:

@@ -154,7 +154,7 @@ def test_what_is_not_finite_stays_in_its_row_and_shows_there(
     assert not dense.linear(hidden, dense.pack(weight_of(kind, 33, 64)))[0].isfinite().any()
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_memory_that_runs_out_is_an_error_and_not_the_end(kind: str) -> None:
     program = """
 import resource, sys, torch

@@ -112,6 +112,7 @@ def test_a_worker_in_another_process_gives_identical_results(tiny_llama: Path) -
         there.shutdown()
 
 
+@pytest.mark.slow
 def test_an_encoder_in_another_process_gives_identical_vectors(tmp_path: Path) -> None:
     write_tiny_bert(tmp_path)
     config = _config(tmp_path)
@@ -129,6 +130,7 @@ def test_an_encoder_in_another_process_gives_identical_vectors(tmp_path: Path) -
         here.shutdown()
 
 
+@pytest.mark.slow
 def test_adapters_in_another_process_give_identical_results(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
