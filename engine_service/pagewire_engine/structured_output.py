@@ -137,9 +137,9 @@ class GrammarCompiler:
         if self._trial is not None:
             self._trial.close()
 
-    def fills_at_once(self, num_masks: int) -> bool:
-        """Whether `fill` makes so many masks sooner than one after the other does. Not if one was
-        slow: whose fault it was is seen where each is timed by itself."""
+    def choose_to_fill(self, num_masks: int) -> bool:
+        """Decides whether a step's masks are made by `fill`, where that is sooner than one after
+        the other. Not once after one was slow: whose fault it was is seen where each is timed."""
         was_slow, self._was_slow = self._was_slow, False
         num_threads = self._num_threads or _LEAST_THREADS
         return num_masks >= _LEAST_SHARED and num_threads >= _LEAST_THREADS and not was_slow

@@ -5,7 +5,8 @@ the output has left it, and not while a string goes on that it only has to close
 there are to spare, of those that are left, beyond that way, the fewer are allowed:
 
 - reasoning is ended where its end and the shortest answer leave about as much again for the answer;
-- where only a few could follow, each is tried, and those that lead to no end in time are not;
+- where only a few could follow, each that may begin something long is tried, near the end each, and
+  those that lead to no end in time are not allowed;
 - then no member of an object is begun but those that there must be, and an item of an array only
   where its end is in time;
 - then none of either;
@@ -29,9 +30,8 @@ from pagewire_engine.token_bytes import Bits, TokenBytes
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Tokens to spare. Below the first, or about twice what the shortest output takes, the way is
-# followed token by token, before that it is looked at again when a quarter of them is spent; below
-# the others fewer and fewer tokens are allowed.
+# Tokens to spare. Below the first the way is followed token by token, before that it is looked at
+# again when a quarter of them is spent; below the others fewer and fewer tokens are allowed.
 WATCHED = 256
 # Below it whatever could follow is tried, before that what may begin something long: the rest of a
 # number or of a string takes no more.
@@ -85,7 +85,6 @@ class WindDown:
         "_soft",
         "_tokens",
         "_tries_left",
-        "_watched",
         "_way",
         "_way_before",
     )
@@ -103,7 +102,6 @@ class WindDown:
         self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
         # An item may be about as long as the shortest output: begin none that does not fit.
         self._lean = min(WATCHED, self._soft + len(ending.first or ()))
-        self._watched = min(WATCHED, max(_NEAR, self._lean, 2 * len(ending.first or ())))
         self._next_look = max_tokens
         self._plan_next_look()
 
@@ -140,6 +138,8 @@ class WindDown:
         way, of = self._way or [], self._tokens.of
         if way and way[0] == token_id:
             return way[1:]
+        if text != of[token_id]:  # reasoning has ended within the token, or before it
+            return None
         for index, part in enumerate(of[each] for each in way):
             if not text or not part:
                 return None
@@ -190,7 +190,7 @@ class WindDown:
             in_reasoning: the sequence ends within reasoning.
         """
         spare = self._spare()
-        if not self._way or spare is None or spare > self._watched:
+        if not self._way or spare is None or spare > WATCHED:
             return
         tries = Tries(_TRIES_OF_A_MASK)
         word, bit = self._way[0] // 32, np.uint32(1 << self._way[0] % 32)
@@ -300,7 +300,7 @@ class WindDown:
         spare = self._spare()
         if spare is None:
             self._next_look = self._num_left - _PAUSE
-        elif spare <= self._watched:
+        elif spare <= WATCHED:
             self._next_look = self._num_left
         else:
             self._next_look = self._num_left - spare // 4

@@ -142,6 +142,8 @@ class CpuChooser:
         if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.device.type != "cpu":
             raise ValueError("the cpu sampling backend reads float32 rows on CPU")
         num_rows, vocab_size = logits.shape
+        if any(len(column) != num_rows for column in vars(parameters).values()):
+            raise ValueError(f"{num_rows} rows have a value each of every parameter")
         rows_of_bits, bits, num_words = None, None, 0
         if masks is not None:
             bits, num_words = masks.bits.data_ptr(), masks.bits.shape[1]
@@ -149,6 +151,8 @@ class CpuChooser:
                 raise ValueError("masks are contiguous int32")
             if num_words * 32 < vocab_size:
                 raise ValueError(f"a mask has a bit for each token: {num_words} words are too few")
+            if len(masks.rows) != num_rows or max(masks.rows) >= len(masks.bits):
+                raise ValueError(f"{num_rows} rows have a mask each, of {len(masks.bits)}, or -1")
             rows_of_bits = _integers(masks.rows)
         chosen = torch.empty(num_rows, dtype=torch.int64)
         # No tensors: to make seven of them takes longer than some choices.

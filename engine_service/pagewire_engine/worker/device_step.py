@@ -85,9 +85,9 @@ class DeviceStep:
             if sequence.sequence_id in refused:
                 continue
             if token_id < 0:
-                failed.append(
-                    (sequence.sequence_id, why_no_token(token_id, sequence.new.sampling_params))
-                )
+                num_before = len(sequence.output_token_ids) - 1
+                why = why_no_token(token_id, sequence.new.sampling_params, num_before)
+                failed.append((sequence.sequence_id, why))
                 continue
             told = positions.get(index)
             logprob = math.nan if told is None else told.token.logprob

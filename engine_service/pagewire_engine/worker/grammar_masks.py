@@ -172,7 +172,7 @@ class GrammarMasks:
         matchers: list[Matcher] = []
         ready: list[ConstrainedRow] = []
         refused: list[tuple[int, str]] = []
-        at_once = self._compiler.fills_at_once(len(constrained))
+        at_once = self._compiler.choose_to_fill(len(constrained))
         for row in constrained:
             try:
                 matcher = self._matcher(row)

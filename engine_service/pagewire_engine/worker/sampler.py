@@ -99,7 +99,10 @@ class Sampler:
         token_ids = self._choose(adjusted, rows, masks)
         if min(token_ids) < 0:
             failed = [
-                (row.sequence_id, why_no_token(token_id, row.params))
+                (
+                    row.sequence_id,
+                    why_no_token(token_id, row.params, len(row.output_token_ids)),
+                )
                 for row, token_id in zip(rows, token_ids, strict=True)
                 if token_id < 0
             ]
@@ -255,10 +258,18 @@ class Sampler:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
 
-def why_no_token(code: int, params: SamplingParams) -> str:
-    """Why a row has no token, where NOT_A_NUMBER or NOTHING_ALLOWED stands in its place."""
-    if code == NOTHING_ALLOWED and params.min_tokens:
+def why_no_token(code: int, params: SamplingParams, num_output: int) -> str:
+    """Why a row has no token.
+
+    Args:
+        code: what stands in its place, NOT_A_NUMBER or NOTHING_ALLOWED.
+        params: its request's.
+        num_output: its tokens before.
+    """
+    if code == NOTHING_ALLOWED and num_output < params.min_tokens:
         return "min_tokens and stop_token_ids together allow no token"
+    if code == NOTHING_ALLOWED and params.structured_output is not None:
+        return "the model's logits are -inf for all that structured_output allows"
     return "the model's logits are NaN or infinite"
 
 

@@ -114,6 +114,8 @@ class Suspects:
     def withdraw_death(self, live: LiveRequest) -> None:
         """The engine that was taken to have died with this request in flight has not."""
         live.deaths = max(0, live.deaths - 1)
+        if not live.deaths:
+            self._implicated.discard(live)
         if live.deaths < SUSPICIOUS_DEATHS and live is not self._on_trial:
             self.acquit(live)
 

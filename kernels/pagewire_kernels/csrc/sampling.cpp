@@ -5,6 +5,7 @@
 #include <array>
 #include <cfloat>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -204,7 +205,8 @@ int64_t sample_all(const Scores<kMasked>& scores, int64_t size, int64_t best_id,
   int64_t i = 0;
   for (; i + kBlock <= size; i += kBlock) {
     for (int64_t step = i; step < i + kBlock; step += kStep) {
-      if (!scores.template may_reach<kStep>(step, static_cast<float>(best.value) - kMaxNoise)) continue;
+      const float least = static_cast<float>(best.value) - kMaxNoise;
+      if (!scores.template may_reach<kStep>(step, least)) continue;
       philox_groups(key, static_cast<uint32_t>(step / 4), words);
       for (int v = 0; v < kStep; v += W) {
         const FloatV<W> score = scores.vector_at(step + v);
@@ -232,8 +234,8 @@ int64_t sample_all(const Scores<kMasked>& scores, int64_t size, int64_t best_id,
 
 // ------------------------------------------------------------------ top_k and top_p
 
-// Candidates are the tokens down to a score, first to one that few tokens reach; lower ones are
-// looked for where those are not enough.
+// Candidates for top_p are the tokens down to a score, first to one that few tokens reach; lower
+// ones are looked for where those are not enough.
 constexpr float kCuts[] = {-8.0f, -12.0f, -20.0f, -FLT_MAX};
 // exp of lower scores is not added up: of a million it is less than exp in float errs by for one.
 constexpr float kLeastMass = -32.0f;
@@ -251,6 +253,7 @@ int bucket_of(float score) {
 
 struct Workspace {
   std::vector<Candidate> candidates;
+  std::vector<float> maxima;
   std::array<double, kBuckets> masses;
 };
 
@@ -263,9 +266,10 @@ void collect(const Scores<kMasked>& scores, int64_t size, float least, double* t
   auto& candidates = workspace.candidates;
   candidates.clear();
   Doubles sums{};
+  const float least_read = total ? std::min(least, kLeastMass) : least;
   int64_t i = 0;
   for (; i + kBlock <= size; i += kBlock) {
-    if (!scores.template may_reach<kBlock>(i, total ? std::min(least, kLeastMass) : least)) continue;
+    if (!scores.template may_reach<kBlock>(i, least_read)) continue;
     for (int64_t at = i; at < i + kBlock; at += W) {
       const FloatV<W> score = scores.vector_at(at);
       if (total) sums += __builtin_convertvector(exp_negative<W>(score), Doubles);
@@ -286,9 +290,32 @@ void collect(const Scores<kMasked>& scores, int64_t size, float least, double* t
   }
 }
 
+// A score that at least so many tokens reach, and few more: of all blocks' largest scores the one
+// of that rank.
+template <bool kMasked>
+float reached_by(int64_t count, const Scores<kMasked>& scores, int64_t size) {
+  auto& maxima = workspace.maxima;
+  maxima.clear();
+  int64_t i = 0;
+  for (; i + kBlock <= size; i += kBlock) {
+    FloatV<W> top = scores.vector_at(i);
+    for (int64_t at = i + W; at < i + kBlock; at += W) {
+      const FloatV<W> score = scores.vector_at(at);
+      top = score > top ? score : top;
+    }
+    maxima.push_back(horizontal_max(top));
+  }
+  for (; i < size; ++i) maxima.push_back(scores.at(i));
+  if (static_cast<int64_t>(maxima.size()) < count) return -FLT_MAX;
+  const auto rank = maxima.begin() + (count - 1);
+  std::nth_element(maxima.begin(), rank, maxima.end(), std::greater<float>());
+  return std::max(*rank, -FLT_MAX);
+}
+
 // Drops candidates that are behind as many as make up that mass.
 void drop_behind(double mass) {
-  auto& [candidates, masses] = workspace;
+  auto& candidates = workspace.candidates;
+  auto& masses = workspace.masses;
   if (candidates.size() <= kFewCandidates) return;
   masses.fill(0.0);
   for (const Candidate& candidate : candidates) {
@@ -296,50 +323,53 @@ void drop_behind(double mass) {
   }
   // Mass is summed in another order afterwards, hence the margin.
   int last = 0;
-  for (double sum = masses[0]; last + 1 < kBuckets && sum < mass * (1.0 + 1e-5); sum += masses[last]) {
-    ++last;
-  }
+  const double wanted = mass * (1.0 + 1e-5);
+  for (double sum = masses[0]; last + 1 < kBuckets && sum < wanted; sum += masses[last]) ++last;
   std::erase_if(candidates, [&](const Candidate& c) { return bucket_of(c.score) > last; });
+}
+
+// Keeps of sorted candidates those before which not all of that mass is; the best always stays.
+// Returns whether that mass was reached.
+bool cut_by_mass(double mass) {
+  auto& candidates = workspace.candidates;
+  double before = 0.0;
+  size_t kept = 0;
+  while (kept < candidates.size() && (kept == 0 || before < mass)) {
+    before += std::exp(static_cast<double>(candidates[kept].score));
+    ++kept;
+  }
+  candidates.resize(kept);
+  return before >= mass;
+}
+
+template <bool kMasked>
+void filter_by_count(const Scores<kMasked>& scores, int64_t size, const RowParameters& row) {
+  auto& candidates = workspace.candidates;
+  collect(scores, size, reached_by(row.top_k, scores, size), nullptr);
+  const auto most = static_cast<size_t>(row.top_k);
+  if (candidates.size() > most) {
+    std::nth_element(candidates.begin(), candidates.begin() + most, candidates.end());
+    candidates.resize(most);
+  }
+  std::sort(candidates.begin(), candidates.end());
+  if (row.top_p >= 1.0) return;
+  double total = 0.0;
+  for (const Candidate& candidate : candidates) {
+    total += std::exp(static_cast<double>(candidate.score));
+  }
+  cut_by_mass(row.top_p * total);
 }
 
 // The candidates after both filters, likeliest first, in workspace.candidates.
 template <bool kMasked>
 void filter(const Scores<kMasked>& scores, int64_t size, const RowParameters& row) {
-  auto& candidates = workspace.candidates;
-  const bool by_count = row.top_k < size;
-  const bool by_mass = row.top_p < 1.0;
+  if (row.top_k < size) return filter_by_count(scores, size, row);
   double total = 0.0;
   for (const float least : kCuts) {
-    const bool are_all = least == -FLT_MAX;
-    collect(scores, size, least, by_count || total > 0.0 ? nullptr : &total);
-    if (by_count) {
-      const auto most = static_cast<size_t>(row.top_k);
-      if (candidates.size() < most && !are_all) continue;
-      if (candidates.size() > most) {
-        std::nth_element(candidates.begin(), candidates.begin() + most, candidates.end());
-        candidates.resize(most);
-      }
-    } else {
-      drop_behind(row.top_p * total);
-    }
-    std::sort(candidates.begin(), candidates.end());
-    if (!by_mass) return;
-    if (by_count) {
-      for (const Candidate& candidate : candidates) {
-        total += std::exp(static_cast<double>(candidate.score));
-      }
-    }
-    // A token stays while those before it have not reached top_p; the best always stays.
-    double before = 0.0;
-    size_t kept = 0;
-    while (kept < candidates.size() && (kept == 0 || before < row.top_p * total)) {
-      before += std::exp(static_cast<double>(candidates[kept].score));
-      ++kept;
-    }
-    if (before >= row.top_p * total || by_count || are_all) {
-      candidates.resize(kept);
-      return;
-    }
+    collect(scores, size, least, total > 0.0 ? nullptr : &total);
+    drop_behind(row.top_p * total);
+    std::sort(workspace.candidates.begin(), workspace.candidates.end());
+    if (cut_by_mass(row.top_p * total) || least <= row.floor) return;
   }
 }
 

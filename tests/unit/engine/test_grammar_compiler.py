@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -222,7 +222,7 @@ def test_a_harmless_depth_passes(compiler: GrammarCompiler) -> None:
 def make_masks(compiler: GrammarCompiler, matchers: list[Matcher]) -> list[list[int]]:
     """The tokens that each allows, by masks made as a worker makes them."""
     bits = np.zeros((len(matchers), 9), np.uint32)
-    if compiler.fills_at_once(len(matchers)):
+    if compiler.choose_to_fill(len(matchers)):
         compiler.fill(matchers, bits)
     else:
         for matcher, row in zip(matchers, bits, strict=True):
@@ -254,32 +254,48 @@ def test_what_a_mask_needs_beside_the_grammar_counts_too(
     assert "ambiguous" in (together[4].fault() or "")
 
 
+@pytest.fixture
+def of_threads() -> Iterator[Callable[[int], GrammarCompiler]]:
+    """Makes compilers whose masks so many threads may make."""
+    made: list[GrammarCompiler] = []
+
+    def make(num_threads: int) -> GrammarCompiler:
+        made.append(
+            GrammarCompiler(
+                lambda: FILES,
+                vocab_size=VOCAB_SIZE,
+                eos_token_ids=[EOS],
+                num_threads=num_threads,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
 def test_masks_of_many_rows_are_made_by_one_call_until_one_is_slow(
-    monkeypatch: pytest.MonkeyPatch,
+    of_threads: Callable[[int], GrammarCompiler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler = GrammarCompiler(
-        lambda: FILES, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_threads=4
-    )
-    assert compiler.fills_at_once(8)
-    assert not compiler.fills_at_once(7)
+    compiler = of_threads(4)
+    assert compiler.choose_to_fill(8)
+    assert not compiler.choose_to_fill(7)
     matchers = [compiler.matcher(StructuredOutput(regex=text)) for text in "abcdefgh"]
     assert make_masks(compiler, matchers) == [ids_of(text) for text in "abcdefgh"]
-    assert compiler.fills_at_once(8)
+    assert compiler.choose_to_fill(8)
     monkeypatch.setattr(structured_output, "SLOW_MASK_S", -1.0)
     make_masks(compiler, matchers)
     # Each by itself, to see which of them it was.
-    assert not compiler.fills_at_once(8)
-    assert compiler.fills_at_once(8)
-    compiler.close()
+    assert not compiler.choose_to_fill(8)
+    assert compiler.choose_to_fill(8)
 
 
-def test_two_threads_make_masks_no_sooner_than_one() -> None:
-    two, one = (
-        GrammarCompiler(dict, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_threads=count)
-        for count in (2, 1)
-    )
-    assert not two.fills_at_once(100)
-    assert not one.fills_at_once(100)
+def test_two_threads_make_masks_no_sooner_than_one(
+    of_threads: Callable[[int], GrammarCompiler],
+) -> None:
+    assert not of_threads(2).choose_to_fill(100)
+    assert not of_threads(1).choose_to_fill(100)
 
 
 def test_one_constraint_is_compiled_once_for_all_who_wait(

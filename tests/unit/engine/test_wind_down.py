@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,7 @@ from pagewire_engine.grammar_endings import Tries
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.grammars import compiled_grammar, grammar_text
 from pagewire_engine.json_position import JsonPosition
+from pagewire_engine.wind_down import Ending
 from tests.fakes.constrained_walks import EOS, Grammars
 
 
@@ -114,6 +116,46 @@ def test_as_few_tokens_as_an_output_takes_suffice(
             text = written(grammars, grammar.matcher(most), most, like, seed)
             assert not text.endswith(b"<cut>"), (most, text)
             jsonschema.validate(json.loads(text), schema)
+
+
+def _object_of(*names: str, required: bool = True) -> dict[str, Any]:
+    members = {name: {"type": "string"} for name in names}
+    least = list(names) if required else []
+    return {"type": "object", "properties": members, "required": least} | {
+        "additionalProperties": False
+    }
+
+
+BIG = _object_of(*(f"member_{number}" for number in range(6)))
+# What may be begun takes far more than the shortest output.
+STEEP: dict[str, dict[str, Any]] = {
+    "items": {"type": "array", "items": BIG},
+    "members": {"type": "object", "properties": {"a": BIG, "b": BIG}}
+    | {"additionalProperties": False},
+    "values": {"type": "array", "items": {"enum": ["a" * 80, "b" * 100, "c"]}},
+}
+
+
+@pytest.mark.parametrize("like", ['"[{,:', '{"member_0:,}'])
+@pytest.mark.parametrize("schema", STEEP.values(), ids=STEEP)
+def test_nothing_long_is_begun_too_late(
+    grammars: Grammars, schema: dict[str, Any], like: str
+) -> None:
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    for most in (40, 100, 160, 260):
+        text = written(grammars, grammar.matcher(most), most, like, seed=most)
+        assert not text.endswith(b"<cut>"), (most, text)
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_way_is_not_followed_by_what_is_only_part_of_a_token(grammars: Grammars) -> None:
+    """Of a token that ends reasoning a part is the answer's: the way is after all of it."""
+    tokens = SimpleNamespace(of=[b"</think>\n", b"\n", b"[", b"]", b"\n["], by_bytes={})
+    ending = Ending(SimpleNamespace(is_json=True), first=(1, 2, 3))  # type: ignore[arg-type]
+    watched = wind_down.WindDown(ending, tokens, 50)  # type: ignore[arg-type]
+    assert watched._along(1, b"\n") == [2, 3]
+    assert watched._along(4, b"\n[") == [3]
+    assert watched._along(0, b"\n") is None
 
 
 @pytest.mark.parametrize(

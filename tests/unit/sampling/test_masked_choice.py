@@ -130,3 +130,15 @@ def test_bits_of_another_size_are_refused() -> None:
     masks = TokenMasks([0], torch.zeros(1, 2, dtype=torch.int32))
     with pytest.raises(ValueError, match="a bit for each token"):
         cpu.load_chooser().choose(torch.zeros(1, 65), _parameters(1, 65), masks)
+
+
+def test_rows_without_a_mask_each_are_refused() -> None:
+    if build.find_compiler() is None:
+        pytest.skip("no C++ compiler on this machine")
+    build.build()
+    chooser, bits = cpu.load_chooser(), torch.zeros(1, 2, dtype=torch.int32)
+    for rows in ([0], [0, 1]):
+        with pytest.raises(ValueError, match="a mask each"):
+            chooser.choose(torch.zeros(2, 64), _parameters(2, 64), TokenMasks(rows, bits))
+    with pytest.raises(ValueError, match="of every parameter"):
+        chooser.choose(torch.zeros(2, 64), _parameters(3, 64))

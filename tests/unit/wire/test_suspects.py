@@ -281,6 +281,15 @@ async def test_what_seemed_a_death_may_be_none() -> None:
     assert live in suspects
 
 
+async def test_nobody_is_implicated_in_deaths_that_were_none() -> None:
+    suspects = Suspects(never, 1.0)
+    live = placed()
+    blamed(suspects, live)
+    assert live in suspects._implicated
+    suspects.withdraw_death(live)
+    assert live not in suspects._implicated
+
+
 async def test_one_that_was_never_accepted_is_tried_like_any_other() -> None:
     suspects = Suspects(never, 1.0)
     guilty, newcomer = placed(), placed()
