@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # Tokens to spare. Below the first the way is followed token by token, before that it is looked at
 # again when a quarter of them is spent; below the others fewer and fewer tokens are allowed.
 WATCHED = 256
-# Below it whatever could follow is tried, before that what may begin something long: the rest of a
-# number or of a string takes no more.
+# Below it whatever could follow is tried, before that outside of strings what may begin something
+# long: the rest of a number takes no more.
 _NEAR = 32
 _MAY_BEGIN_MUCH = re.compile(rb'["{\[,:]')
 _MOST_SOFT, _SOFT_SHARE = 64, 8
@@ -216,7 +216,7 @@ class WindDown:
     ) -> None:
         """Leaves those of a few tokens after which there is a way to an end in time."""
         of = self._tokens.of
-        if not are_near and self._endings.is_json:
+        if not are_near and self._endings.is_json and not self._position.in_string:
             ways = [n for n in ways if _MAY_BEGIN_MUCH.search(of[n])]
         if not ways:
             return

@@ -144,6 +144,8 @@ class CpuChooser:
         num_rows, vocab_size = logits.shape
         if any(len(column) != num_rows for column in vars(parameters).values()):
             raise ValueError(f"{num_rows} rows have a value each of every parameter")
+        if min(parameters.top_ks) < 1:
+            raise ValueError("top_k is at least 1: as many as there are tokens keep all")
         rows_of_bits, bits, num_words = None, None, 0
         if masks is not None:
             bits, num_words = masks.bits.data_ptr(), masks.bits.shape[1]

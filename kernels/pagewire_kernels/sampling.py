@@ -57,7 +57,7 @@ class RowParameters:
     Attributes:
         temperatures: 0 is greedy.
         min_ps: 0 keeps all.
-        top_ks: vocabulary size or above keeps all.
+        top_ks: at least 1; vocabulary size or above keeps all.
         top_ps: 1 keeps all.
         seeds, sequence_indexes, positions: what the noise is a function of; see philox.py.
     """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_NAME_LENGTH = 256
-
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:

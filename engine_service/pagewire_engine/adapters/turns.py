@@ -62,11 +62,6 @@ class AdapterTurns:
         self._places: dict[int, _Place] = {}
         self._blocked_since: dict[int, int] = {}
 
-    @property
-    def holders(self) -> Collection[int]:
-        """Adapters that have a place."""
-        return self._places.keys()
-
     def awaits_weights(self, number: int) -> bool:
         """Whether an adapter has a place, and not its weights yet."""
         return number in self._places and not self._store.is_ready(number)

@@ -19,6 +19,7 @@ from pagewire_engine.worker.staging import Download, Downloads, sent, to_device
 from pagewire_engine.worker.step_layout import Rows
 from pagewire_kernels.gpu.sampling import Epilogue, SamplingWorkspace, sample
 from pagewire_kernels.gpu.sampling_logprobs import raw_logprobs
+from pagewire_kernels.sampling import NOT_A_NUMBER
 from pagewire_kernels.token_masks import forbidden
 
 
@@ -131,7 +132,9 @@ class DeviceSampler:
         tokens = torch.empty(len(rows), dtype=torch.int32, device=device)
         each = torch.arange(len(rows), dtype=torch.int32, device=device)
         self.sample(own, slots.index_select(0, index), tokens, torch.zeros_like(each), each)
-        sampled.index_copy_(0, index, tokens)
+        # What a mask hides may be no number either: the row was computed wrong.
+        before = sampled.index_select(0, index)
+        sampled.index_copy_(0, index, torch.where(before == NOT_A_NUMBER, before, tokens))
 
     def logprobs(
         self, logits: Tensor, rows: Rows, sampled: Tensor, logit_rows: Tensor | None

@@ -16,6 +16,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import SampledToken
 from pagewire_engine.worker.grammar_masks import Masks
 from pagewire_kernels.sampling import (
+    NOT_A_NUMBER,
     NOTHING_ALLOWED,
     RowParameters,
     load_token_chooser,
@@ -266,10 +267,10 @@ def why_no_token(code: int, params: SamplingParams, num_output: int) -> str:
         params: its request's.
         num_output: its tokens before.
     """
-    if code == NOTHING_ALLOWED and num_output < params.min_tokens:
-        return "min_tokens and stop_token_ids together allow no token"
     if code == NOTHING_ALLOWED and params.structured_output is not None:
         return "the model's logits are -inf for all that structured_output allows"
+    if code == NOTHING_ALLOWED and num_output < params.min_tokens:
+        return "min_tokens and stop_token_ids together allow no token"
     return "the model's logits are NaN or infinite"
 
 
@@ -305,8 +306,8 @@ def split_by_health(
         if math.isfinite(value):
             healthy.append(row)
         else:
-            kind = "NaN" if math.isnan(value) else "infinite"
-            failed.append((row.sequence_id, f"the model's logits are {kind}"))
+            why = why_no_token(NOT_A_NUMBER, row.params, len(row.output_token_ids))
+            failed.append((row.sequence_id, why))
     return healthy, failed
 
 

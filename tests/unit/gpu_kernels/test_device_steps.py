@@ -211,6 +211,18 @@ def test_a_constraint_that_cannot_be_kept_fails_its_own_sequence_only(
         assert not result.failed
 
 
+def test_nan_fails_a_constrained_sequence_also_where_its_mask_hides_it(
+    model: CausalLM, grammars: GrammarCompiler
+) -> None:
+    model = copy.deepcopy(model)
+    model.lm_head.weight[300] = math.nan
+    params = replace(GREEDY, structured_output=StructuredOutput(regex="abc"))
+    executor = DeviceExecutor(model, num_blocks=16, grammars=grammars)
+    result = executor.execute(StepPlan(1, [_new(1, [5, 6, 7], params)], [_prompt(1, 3, 1)]))
+    assert not result.sampled
+    assert [sequence_id for sequence_id, _ in result.failed] == [1]
+
+
 def test_what_fails_when_a_step_lands_is_nobodys_request(model: CausalLM) -> None:
     executor = DeviceExecutor(model, num_blocks=16)
     step = executor.launch(StepPlan(1, [_new(1, [5, 6, 7])], [_prompt(1, 3, 0)]))

@@ -142,3 +142,5 @@ def test_rows_without_a_mask_each_are_refused() -> None:
             chooser.choose(torch.zeros(2, 64), _parameters(2, 64), TokenMasks(rows, bits))
     with pytest.raises(ValueError, match="of every parameter"):
         chooser.choose(torch.zeros(2, 64), _parameters(3, 64))
+    with pytest.raises(ValueError, match="top_k"):
+        chooser.choose(torch.zeros(1, 64), _parameters(1, 0))

@@ -23,7 +23,7 @@ def _part(
 
 
 def test_the_golden_batch_of_four_prompts() -> None:
-    """The numbers of issue 2: prompts of 6, 8, 6, 6 tokens in blocks 6176, 6175, 6174, 6173."""
+    """Prompts of 6, 8, 6, 6 tokens in blocks 6176, 6175, 6174, 6173."""
     batch = InputBatch(16, CPU)
     lengths = (6, 8, 6, 6)
     prefill = [_part(i, 0, lengths[i], [6176 - i]) for i in range(4)]
