@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from pagewire.logs import LogFormat
-from pagewire.setting_checks import check_host_port, check_url
+from pagewire.setting_checks import Guard, check_host_port, check_url
 
 # What other servers call gpt-oss's format.
 _HARMONY = frozenset(("harmony", "openai", "openai_gptoss", "gpt_oss", "gpt-oss"))
@@ -104,7 +104,7 @@ class FrontendConfig(BaseModel):
         "asks for one. Others of the machine can read a command line: better set "
         "PAGEWIRE_API_KEY, or api-key-file.",
     )
-    api_key_file: str | None = Field(
+    api_key_file: Annotated[str | None, Guard()] = Field(
         default=None,
         description="File of API keys, one a line, and after a key, if need be, the name of a "
         "tenant whose fair share it counts on. It is read again when it has changed.",
@@ -138,15 +138,15 @@ class FrontendConfig(BaseModel):
         description="Origin whose web pages may call the HTTP API, such as https://example.org; "
         "*: any. May be given several times. Default: none.",
     )
-    tls_cert: str | None = Field(
+    tls_cert: Annotated[str | None, Guard()] = Field(
         default=None,
         description="PEM file of the certificate of both ports, with those that lead to its "
         "issuer: HTTP and gRPC are then spoken over TLS alone.",
     )
-    tls_key: str | None = Field(
+    tls_key: Annotated[str | None, Guard()] = Field(
         default=None, description="PEM file of the certificate's private key, without a password."
     )
-    tls_client_ca: str | None = Field(
+    tls_client_ca: Annotated[str | None, Guard()] = Field(
         default=None,
         description="PEM file of the issuers of the certificates that clients must show (mTLS).",
     )

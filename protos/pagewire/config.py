@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,7 @@ from pydantic import (
 
 from pagewire.logs import LogFormat
 from pagewire.lora import LoraModule
-from pagewire.setting_checks import check_url
+from pagewire.setting_checks import Guard, check_url
 
 # What one step computes at most, unless told otherwise, by kind of device.
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 512}
@@ -213,15 +213,15 @@ class EngineConfig(BaseModel):
         "replicas by their frontends, before the rest is handed over to whatever engine comes "
         "next. Default: 0, all are handed over at once.",
     )
-    tls_cert: str | None = Field(
+    tls_cert: Annotated[str | None, Guard()] = Field(
         default=None,
         description="PEM file of the control API's certificate, with those that lead to its "
         "issuer: frontends then call it by TLS alone.",
     )
-    tls_key: str | None = Field(
+    tls_key: Annotated[str | None, Guard()] = Field(
         default=None, description="PEM file of the certificate's private key, without a password."
     )
-    tls_client_ca: str | None = Field(
+    tls_client_ca: Annotated[str | None, Guard()] = Field(
         default=None,
         description="PEM file of the issuers of the certificates that frontends must show (mTLS).",
     )

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from pydantic import SecretStr
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Marks a setting, by `Annotated`, that keeps somebody out. A variable of it that is set and
+    empty is refused: a secret that was not filled in must not open the server. Every `SecretStr`
+    is such a setting without the mark."""
 
 
 def check_host_port(value: str) -> str:

@@ -1,10 +1,10 @@
 """Settings from flags, environment and YAML: one definition, a pydantic model, for all three.
 
 `parse_settings(EngineConfig, argv, prog=..., description=...)` gives the model's fields kebab-case
-flags, reads `PAGEWIRE_<FIELD>` from the environment (empty is unset) and a YAML file named by
-`--config`, and lets the nearest win: flags, then environment, then YAML, then defaults. What is
-wrong is told in one line that names the flag, variable or key at fault, and the process exits with
-status 2.
+flags, reads `PAGEWIRE_<FIELD>` from the environment (empty is unset, but of keys and certificates
+it is refused: see `Guard`) and a YAML file named by `--config`, and lets the nearest win: flags,
+then environment, then YAML, then defaults. What is wrong is told in one line that names the flag,
+variable or key at fault, and the process exits with status 2.
 
 argparse and not pydantic-settings' own command line, whose errors name neither the source of a bad
 value nor the nearest known flag.
@@ -31,6 +31,7 @@ from pydantic.fields import FieldInfo
 
 from pagewire import __version__
 from pagewire.errors import PagewireError
+from pagewire.setting_checks import Guard
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
@@ -252,6 +253,11 @@ def load_settings(
         if text := environ.get(variable_name(name), ""):
             values[name] = text.split(",") if _is_list(field) else text
             sources[name] = variable_name(name)
+        elif variable_name(name) in environ and name not in flags and _is_guard(field):
+            raise SettingsError(
+                f"{variable_name(name)}: is set, but empty; unset it to do without, or give it a "
+                "value"
+            )
     for name, value in flags.items():
         values[name], sources[name] = value, flag_name(name)
     try:
@@ -369,6 +375,10 @@ def _is_bool(field: FieldInfo) -> bool:
 
 def _is_secret(field: FieldInfo) -> bool:
     return SecretStr in _arms(field)
+
+
+def _is_guard(field: FieldInfo) -> bool:
+    return _is_secret(field) or any(isinstance(mark, Guard) for mark in field.metadata)
 
 
 def _is_list(field: FieldInfo) -> bool:

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from pagewire.config import EngineConfig
 from pagewire.errors import InvalidArgumentError
 from pagewire.setting_checks import check_host_port
 from pagewire.settings import (
@@ -20,6 +21,9 @@ from pagewire.settings import (
     secrets_to_environment,
     settings_to_argv,
 )
+from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.serve_settings import ServeSettings
+from pagewire_ui.config import UiConfig
 
 
 class Settings(BaseModel):
@@ -101,6 +105,39 @@ def test_lists_repeat_the_flag_or_use_commas_in_the_environment() -> None:
 
 def test_an_empty_variable_counts_as_unset() -> None:
     assert parse("m", env={"PAGEWIRE_DTYPE": ""}).dtype == "auto"
+
+
+@pytest.mark.parametrize(
+    ("config", "variable"),
+    [
+        (FrontendConfig, "API_KEY"),
+        (FrontendConfig, "API_KEY_FILE"),
+        (FrontendConfig, "TLS_CERT"),
+        (FrontendConfig, "TLS_KEY"),
+        (FrontendConfig, "TLS_CLIENT_CA"),
+        (ServeSettings, "API_KEY"),
+        (ServeSettings, "API_KEY_FILE"),
+        (ServeSettings, "TLS_CLIENT_CA"),
+        (ServeSettings, "UI_AUTH"),
+        (EngineConfig, "TLS_CLIENT_CA"),
+        (UiConfig, "API_KEY"),
+        (UiConfig, "AUTH"),
+    ],
+)
+def test_a_secret_that_was_not_filled_in_opens_nothing(
+    capsys: pytest.CaptureFixture[str], config: type[BaseModel], variable: str
+) -> None:
+    name = f"PAGEWIRE_{variable}"
+    with pytest.raises(SystemExit) as stopped:
+        parse_settings(config, [], prog="p", description="", environ={name: ""})
+    assert stopped.value.code == 2
+    error = f"p: error: {name}: is set, but empty; unset it to do without, or give it a value"
+    assert capsys.readouterr().err.splitlines()[0] == error
+
+
+def test_a_flag_wins_over_an_empty_secret_too() -> None:
+    settings = parse("m", "--api-key=k", env={"PAGEWIRE_API_KEY": ""})
+    assert settings.api_key == SecretStr("k")
 
 
 @pytest.mark.parametrize(
