@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -94,7 +94,7 @@ def validated(data: dict[str, Any], body_class: type[BodyT]) -> BodyT:
     try:
         return body_class.model_validate(data)
     except ValidationError as error:
-        raise _describe(error) from None
+        raise _describe(error, body_class) from None
 
 
 def _parse_json(body: bytes) -> Any:
@@ -116,13 +116,34 @@ def _parse_json(body: bytes) -> Any:
     return data
 
 
-def _describe(error: ValidationError) -> InvalidArgumentError:
+def _describe(error: ValidationError, body_class: type[BaseModel]) -> InvalidArgumentError:
     """The first thing that is wrong. Values are left out: they may be the prompt."""
-    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = str(detail["loc"][0]) if detail["loc"] else ""
-    position = [part for part in detail["loc"][1:] if isinstance(part, int)]
-    path = field + "".join(f"[{index}]" for index in position)
+    detail = error.errors(include_url=False, include_context=False)[0]
+    path = _path(detail["loc"], body_class)
     if detail["type"] == "missing":
         return InvalidArgumentError(path, "is required")
-    message = detail["msg"]
+    if detail["type"] == "int_type" and _was_too_large(detail["input"]):
+        return InvalidArgumentError(path, "must fit in 64 bits")
+    message = detail["msg"].removeprefix("Value error, ")
     return InvalidArgumentError(path, message[:1].lower() + message[1:])
+
+
+def _path(place: tuple[int | str, ...], body_class: type[BaseModel]) -> str:
+    """What a client calls a place. Pydantic's has the types of unions too, and keys."""
+    if not place:
+        return ""
+    path = str(place[0])
+    field = body_class.model_fields.get(path)
+    kinds = () if field is None else get_args(field.annotation)
+    has_fields = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
+    for part in place[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif has_fields:
+            path += f".{part}"
+    return path
+
+
+def _was_too_large(value: Any) -> bool:
+    # orjson makes a float of an integer that 64 bits don't hold.
+    return isinstance(value, float) and value.is_integer() and abs(value) >= 2**63

@@ -11,8 +11,13 @@ from pagewire.errors import InvalidArgumentError
 Refused = Mapping[str, tuple[Any, ...]]
 """For each field, the values that ask for nothing. None and absence always do."""
 
-IN_CHATS: Refused = {
+_WHERE_TEXT_IS_MADE: Refused = {
     "guided_whitespace_pattern": (),
+    "guided_json_object": (False,),
+    # llama.cpp's names of constraints.
+    "grammar": ("", False),
+    "json_schema": (False,),
+    "request_id": ("",),
     "structural_tag": (),
     "bad_words": ([],),
     "allowed_token_ids": (),
@@ -36,8 +41,14 @@ IN_CHATS: Refused = {
     "verbosity": ("medium",),
     "mm_processor_kwargs": ({},),
 }
+IN_CHATS: Refused = {
+    **_WHERE_TEXT_IS_MADE,
+    # What only completions have.
+    "echo": (False,),
+    "add_special_tokens": (False,),
+}
 IN_COMPLETIONS: Refused = {
-    **IN_CHATS,
+    **_WHERE_TEXT_IS_MADE,
     # What only chats have.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -77,6 +88,7 @@ IN_POOLING: Refused = {
     "endianness": ("native", "little"),
     "mm_processor_kwargs": ({},),
     "cache_salt": (),
+    "request_id": ("",),
 }
 IN_RERANKING: Refused = {**IN_POOLING, "max_tokens_per_doc": (), "rank_fields": ([], ["text"])}
 _HINTS = {
@@ -85,6 +97,12 @@ _HINTS = {
     "verbosity": "say in a message how long the answer is to be",
     "bad_words": "use logit_bias",
     "allowed_token_ids": "use logit_bias, or structured_outputs",
+    "guided_json_object": "use response_format",
+    "grammar": "use structured_outputs with grammar",
+    "json_schema": "use response_format",
+    "request_id": "send the header X-Request-Id",
+    "echo": "use /v1/completions",
+    "add_special_tokens": "leave it out: messages get those of the chat template",
     "structural_tag": "use tools, or structured_outputs with a grammar",
     "truncate_prompt_tokens": "shorten the prompt; /tokenize counts its tokens",
     "prompt_embeds": "use prompt",

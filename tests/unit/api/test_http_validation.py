@@ -161,6 +161,10 @@ async def test_http_refuses_bad_completions(
         ("guided_whitespace_pattern", " "),
         ("suffix", "tail"),
         ("bad_words", ["x"]),
+        ("guided_json_object", True),
+        ("grammar", 'root ::= "a"'),
+        ("json_schema", {}),
+        ("request_id", "mine"),
     ],
 )
 async def test_http_refuses_known_features_that_are_not_served(
@@ -175,12 +179,55 @@ async def test_http_refuses_known_features_that_are_not_served(
         assert remedy or "not supported" not in refusal
 
 
+@pytest.mark.parametrize("field", ["echo", "add_special_tokens"])
+async def test_chats_refuse_what_only_completions_have(http: httpx.AsyncClient, field: str) -> None:
+    assert error_of(await chat(http, **{field: True}))["param"] == field
+    completion = await post(http, "/v1/completions", prompt="a", **{field: True})
+    assert completion.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+async def test_every_body_refuses_a_request_id(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    error = error_of(await post(http, path, **body, request_id="mine"))
+    assert error["param"] == "request_id"
+    assert "X-Request-Id" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
         ("completions", {"prompt": "a", "suffix": "b"}, "fills in the middle"),
         ("completions", {"prompt": [[]]}, "empty list"),
         ("completions", {"prompt": "a", "top_k": 2**31}, "2147483647"),
+        ("completions", {"prompt": "a", "seed": 2**63}, "seed: must fit in 64 bits"),
+        ("completions", {"prompt": "a", "seed": 2**64}, "seed: must fit in 64 bits"),
+        ("completions", {"prompt": "a", "seed": -(2**80)}, "seed: must fit in 64 bits"),
+        ("completions", {"prompt": "a", "max_tokens": 2**64}, "max_tokens: must fit in 64 bits"),
+        ("completions", {"prompt": "a", "seed": 1.5}, "seed: input should be a valid integer"),
+        (
+            "completions",
+            {"prompt": "a", "stop_token_ids": [1, 2**64]},
+            "stop_token_ids[1]: must fit in 64 bits",
+        ),
+        (
+            "completions",
+            {"prompt": "a", "logit_bias": {"7": True}},
+            "logit_bias: its values must be numbers",
+        ),
+        (
+            "chat/completions",
+            {"stream": True, "stream_options": {"include_usage": "x"}},
+            "stream_options.include_usage: input should be",
+        ),
         ("chat/completions", {"store": True}, "--response-store"),
         ("chat/completions", {"verbosity": "low"}, "in a message"),
         ("chat/completions", {"cache_salt": "x"}, "leave it out"),
@@ -252,6 +299,12 @@ async def test_http_accepts_unknown_fields_and_neutral_values(http: httpx.AsyncC
         metadata={"a": "b"},
         user="someone",
         modalities=["text"],
+        guided_json_object=False,
+        grammar=None,
+        json_schema=None,
+        echo=False,
+        add_special_tokens=False,
+        request_id=None,
         best_of=1,
         temperature=None,
         parallel_tool_calls=True,
@@ -282,6 +335,11 @@ async def test_http_refuses_what_is_not_a_json_object(http: httpx.AsyncClient, b
 async def test_http_wants_a_json_content_type(http: httpx.AsyncClient) -> None:
     response = await http.post("/v1/completions", content=b'{"prompt": "a"}')
     assert "Content-Type: application/json" in error_of(response)["message"]
+
+
+async def test_http_names_the_field_inside_an_object(http: httpx.AsyncClient) -> None:
+    response = await chat(http, stream=True, stream_options={"include_usage": "x"})
+    assert error_of(response)["param"] == "stream_options.include_usage"
 
 
 async def test_http_errors_never_repeat_the_prompt(http: httpx.AsyncClient) -> None:
