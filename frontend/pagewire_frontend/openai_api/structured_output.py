@@ -81,7 +81,7 @@ def _from_response_format(asked: Mapping[str, Any]) -> Constraint:
     if kind == "text":
         return Constraint()
     if kind == "json_object":
-        return _named({FIELD: where, f"{FIELD}.json_object": where}, {"json_object": True})
+        return _from_json_object(asked.get("schema"), where)
     if kind != "json_schema":
         raise InvalidArgumentError(
             f"{where}.type", f"must be text, json_object or json_schema, not {kind!r:.80}"
@@ -92,8 +92,9 @@ def _from_response_format(asked: Mapping[str, Any]) -> Constraint:
         raise InvalidArgumentError(path, "is required, and must be an object")
     name, strict = described.get("name"), described.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
+        must = "is required:" if name is None else "must be"
         raise InvalidArgumentError(
-            f"{path}.name", "is required: 1 to 64 letters, digits, underscores or dashes"
+            f"{path}.name", f"{must} 1 to 64 letters, digits, underscores or dashes"
         )
     if strict is not None and not isinstance(strict, bool):
         raise InvalidArgumentError(f"{path}.strict", "must be true or false")
@@ -103,6 +104,17 @@ def _from_response_format(asked: Mapping[str, Any]) -> Constraint:
     names = {FIELD: where, f"{FIELD}.json_schema": f"{path}.schema"}
     # Only who says so can do with a schema that is not kept in full.
     return _named(names, {"json_schema": schema, "lenient": strict is False})
+
+
+def _from_json_object(schema: Any, where: str) -> Constraint:
+    """JSON of any kind, or of a schema beside the type, as llama.cpp, Together and Fireworks have
+    it. An empty one says no more than the type does."""
+    if schema is not None and not isinstance(schema, Mapping):
+        raise InvalidArgumentError(f"{where}.schema", "must be an object")
+    if schema:
+        names = {FIELD: where, f"{FIELD}.json_schema": f"{where}.schema"}
+        return _named(names, {"json_schema": schema})
+    return _named({FIELD: where, f"{FIELD}.json_object": where}, {"json_object": True})
 
 
 def _from_structured_outputs(asked: Mapping[str, Any]) -> Constraint:

@@ -31,6 +31,18 @@ def json_schema(**fields: Any) -> dict[str, Any]:
     [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, StructuredOutput(json_object=True)),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            StructuredOutput(json_schema=SCHEMA_TEXT),
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            StructuredOutput(json_object=True),
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": None}},
+            StructuredOutput(json_object=True),
+        ),
         ({"response_format": json_schema()}, StructuredOutput(json_schema=SCHEMA_TEXT)),
         ({"response_format": json_schema(strict=True)}, StructuredOutput(json_schema=SCHEMA_TEXT)),
         (
@@ -86,6 +98,14 @@ async def test_a_client_may_let_max_tokens_cut(
         ("response_format.type", {"response_format": {}}),
         ("response_format.type", {"response_format": {"type": "structural_tag"}}),
         ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
+        (
+            "response_format.schema",
+            {"response_format": {"type": "json_object", "schema": "{}"}},
+        ),
+        (
+            "response_format.schema",
+            {"response_format": {"type": "json_object", "schema": {"const": "x" * 300_000}}},
+        ),
         ("response_format.json_schema.name", {"response_format": json_schema(name=None)}),
         ("response_format.json_schema.name", {"response_format": json_schema(name="a b")}),
         ("response_format.json_schema.strict", {"response_format": json_schema(strict="yes")}),
@@ -119,6 +139,18 @@ async def test_a_constraint_that_can_not_be_served_is_a_400_that_names_it(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert not client.requests
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("name", "says"), [(None, "is required: 1 to 64"), ("a b", "must be 1 to 64")]
+)
+async def test_a_wrong_name_is_told_from_none(
+    path: str, body: dict[str, Any], name: str | None, says: str
+) -> None:
+    async with http_client(await make_serving(FakeEngineClient())) as http:
+        answer = await http.post(path, json=body | {"response_format": json_schema(name=name)})
+    assert says in answer.json()["error"]["message"]
 
 
 @BOTH
