@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 import pagewire
 from pagewire.pooling import Task
+from pagewire_frontend.openai_api.item_pages import DEFAULT_ITEMS, MOST_ITEMS, ORDERS
 
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -73,10 +74,14 @@ def _described(operation: Operation, path: str, schemas: dict[str, Any]) -> dict
     if path in ("/health", "/ping"):
         described["responses"]["503"] = _json("No request would be served now.", _ref("Health"))
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    if names:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
+    ] + [
+        {"name": name, "in": "query", "schema": schema}
+        for name, schema in _QUERY_OF.get((operation.method, path), {}).items()
+    ]
+    if parameters:
+        described["parameters"] = parameters
     if operation.body is not None:
         schema = operation.body.model_json_schema(ref_template=_REF)
         schemas |= schema.pop("$defs", {})
@@ -226,6 +231,18 @@ _ANSWERS = {
         }
     ),
     "Prompt": _object({"prompt": _TEXT}),
+}
+_QUERY_OF: dict[tuple[str, str], dict[str, Any]] = {
+    ("GET", "/v1/responses/{response_id}/input_items"): {
+        "limit": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": MOST_ITEMS,
+            "default": DEFAULT_ITEMS,
+        },
+        "order": {"enum": list(ORDERS), "default": ORDERS[0]},
+        "after": _TEXT,
+    },
 }
 _ANSWER_OF = {
     ("POST", "/v1/chat/completions"): "ChatCompletion",

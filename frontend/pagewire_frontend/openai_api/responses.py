@@ -19,6 +19,7 @@ from pagewire_frontend.openai_api.body_reading import read_body
 from pagewire_frontend.openai_api.chat_request import chat_request
 from pagewire_frontend.openai_api.chunks import metrics_block
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
+from pagewire_frontend.openai_api.item_pages import page_of
 from pagewire_frontend.openai_api.operations import json_response
 from pagewire_frontend.openai_api.response_input import ResponsesBody
 from pagewire_frontend.openai_api.response_output import EventWriter, OutputItems
@@ -98,13 +99,13 @@ class ResponsesApi:
         return json_response(self._stored(request).response)
 
     async def input_items(self, request: Request) -> Response:
-        """What a kept answer answered. Raises NotFoundError."""
-        items = [
-            {**item, "id": item.get("id") or f"msg_{number}"}
-            for number, item in enumerate(self._stored(request).input_items)
-        ]
-        ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
-        return json_response({"object": "list", "data": items, "has_more": False, **ends})
+        """A page of what a kept answer answered.
+
+        Raises:
+            NotFoundError: there is no answer of this id.
+            InvalidArgumentError: the query asks for a page that there is not.
+        """
+        return json_response(page_of(self._stored(request).input_items, request.query_params))
 
     async def delete(self, request: Request) -> Response:
         """Forgets an answer. Raises NotFoundError."""
