@@ -8,6 +8,9 @@ import httpx
 import pytest
 
 from pagewire.errors import InternalError, InvalidArgumentError
+from pagewire_frontend.config import FrontendConfig
+from pagewire_frontend.generation import Generation, GenerationSettings
+from pagewire_frontend.serving import Serving
 from tests.fakes.fake_engine_client import EOS_ID, MODEL, FakeEngineClient, ids_of
 from tests.fakes.frontend import http_client, make_serving, sse_events
 
@@ -335,6 +338,19 @@ async def test_models_version_health_and_tokenizer_routes() -> None:
         assert "chat_template" not in (await http.get("/tokenizer_info")).json()
 
 
+@pytest.mark.parametrize("parse", [True, False])
+async def test_a_prompt_is_tokenised_as_a_completion_reads_it(parse: bool) -> None:
+    serving = Serving(FrontendConfig())
+    settings = GenerationSettings(parse_control_tokens_in_prompts=parse)
+    serving.connect(await Generation.create(FakeEngineClient(), settings))
+    async with http_client(serving) as http:
+        told = (await http.post("/tokenize", json={"prompt": "a<|im_end|>"})).json()
+        body = {"prompt": "a<|im_end|>", "return_token_ids": True}
+        completion = (await http.post("/v1/completions", json=body)).json()
+    assert told["tokens"] == completion["choices"][0]["prompt_token_ids"]
+    assert (told["count"] == 2) is parse
+
+
 async def test_messages_are_tokenised_as_a_chat_would_be() -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools[0].function.name }}{{ mood }}"
@@ -410,6 +426,14 @@ async def test_openapi_describes_the_bodies() -> None:
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
     name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     assert "messages" in document["components"]["schemas"][name]["properties"]
+
+
+async def test_openapi_describes_what_a_query_may_say() -> None:
+    async with http_client(await make_serving(FakeEngineClient())) as http:
+        document = (await http.get("/openapi.json")).json()
+    listed = document["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    places = {parameter["name"]: parameter["in"] for parameter in listed}
+    assert places == {"response_id": "path", "limit": "query", "order": "query", "after": "query"}
 
 
 async def test_a_key_names_the_tenant_without_being_told_to_the_engine() -> None:
