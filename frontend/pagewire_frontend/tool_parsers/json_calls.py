@@ -82,6 +82,19 @@ class JsonCallParser(ToolParser):
             if separator != ",":
                 raise MalformedError
 
+    def _has_more_objects(self) -> Steps[bool]:
+        """Whether objects follow those of a block, with or without a comma. What turns out to be no
+        call is content from here on."""
+        reader = self._reader
+        reader.mark()
+        yield from reader.skip_space()
+        if (yield from reader.one_of(",")):
+            yield from reader.skip_space()
+        if (yield from reader.peek()) in ("{", "["):
+            return True
+        reader.rewind(0)
+        return False
+
     def _pass_arguments(self, name: str) -> Steps[None]:
         if (yield from self._reader.peek()) == "{":
             self._begin(name)
@@ -110,7 +123,7 @@ class JsonCallParser(ToolParser):
 
 
 class HermesParser(JsonCallParser):
-    """Hermes, Qwen 2.5 and 3: an object between tags."""
+    """Hermes, Qwen 2.5 and 3: an object between tags. Some models put several into one block."""
 
     openers = ("<tool_call>",)
     closers = ("</tool_call>",)
@@ -120,6 +133,9 @@ class HermesParser(JsonCallParser):
         yield from reader.skip_space()
         yield from self._objects()
         yield from reader.all_of(_LEFTOVERS)
+        while (yield from self._has_more_objects()):
+            yield from self._objects()
+            yield from reader.all_of(_LEFTOVERS)
         yield from reader.one_of(*self.closers)
 
 
@@ -180,6 +196,8 @@ class MistralParser(JsonCallParser):
         yield from reader.skip_space()
         if (yield from reader.peek()) in ("[", "{"):
             yield from self._objects()
+            while (yield from self._has_more_objects()):
+                yield from self._objects()
             return
         name = yield from self._name()
         yield from reader.skip_space()

@@ -46,6 +46,7 @@ TOOLS = [
 WEATHER = ("get_weather", {"location": 'Zürich 🌧 "x"\n', "unit": "celsius"})
 WEATHER_JSON = json.dumps(WEATHER[1], ensure_ascii=False)
 NOW: tuple[str, dict[str, Any]] = ("now", {})
+NOW_TEXT = ("now", "{}")
 EDIT = (
     "edit",
     {
@@ -121,6 +122,15 @@ CASES = {
         '<tool_call>{"name": "get_weather", "arguments": {"location": "a\nb\t"}}</tool_call>',
         [("get_weather", {"location": "a\nb\t"})],
     ),
+    "hermes, several in a block": Case(
+        "hermes",
+        f"<tool_call>\n{a_call('get_weather', WEATHER_JSON)}\n{a_call('now', '{}')}, "
+        f"[{a_call('now', '{}')}]\n</tool_call>\n<tool_call>{a_call('now', '{}')}</tool_call>",
+        [WEATHER, NOW, NOW, NOW],
+    ),
+    "hermes, a block's rest that is no call": Case(
+        "hermes", f"<tool_call>{a_call('now', '{}')}, {{1}}</tool_call>", [NOW], ", {1}"
+    ),
     "functionary": Case(
         "functionary",
         f"Sure.<function=get_weather>{WEATHER_JSON}</function><function=now>{{}}</function>",
@@ -143,6 +153,12 @@ CASES = {
         f'[TOOL_CALLS] [{a_call("get_weather", WEATHER_JSON)}, {{"name": "now", "arguments": {{}}, '
         '"id": "abcdefghi"}]',
         [WEATHER, NOW],
+    ),
+    "mistral, objects without a list": Case(
+        "mistral",
+        f"[TOOL_CALLS]{a_call('get_weather', WEATHER_JSON)}\n{a_call('now', '{}')} [1] is no call",
+        [WEATHER, NOW],
+        " [1] is no call",
     ),
     "mistral, names": Case(
         "mistral",
@@ -197,6 +213,27 @@ CASES = {
         "</function>\\n  é\", lines=[1, {'a': None}], force=true, count=3, note=None, ratio=1.5,"
         "free=7), now()]",
         [WEATHER, EDIT, NOW],
+    ),
+    "pythonic, values that are no literals": Case(
+        "pythonic",
+        '[edit(count=2*3, path = len("ab)") , lines=[n for n in range(3)], free={1: 2}), now()]',
+        [
+            (
+                "edit",
+                {
+                    "count": "2*3",
+                    "path": 'len("ab)")',
+                    "lines": "[n for n in range(3)]",
+                    "free": "{1: 2}",
+                },
+            ),
+            NOW,
+        ],
+    ),
+    "pythonic, strings in three quotes": Case(
+        "pythonic",
+        '[edit(path="""a, "b") \\"""\n""", note="", free="""\'x\', y"""), now()]',
+        [("edit", {"path": 'a, "b") """\n', "note": "", "free": "'x', y"}), NOW],
     ),
     "pythonic, control tokens": Case(
         "pythonic", "I see.<|tool_call_start|>[now()]<|tool_call_end|>", [NOW], "I see."
@@ -271,7 +308,26 @@ FRAGMENTS = st.one_of(
     st.sampled_from(
         ['{"name": "now"', ', "arguments": ', "{", "}", "[", "]", '"', ":", ",", "now", "(", ")"]
     ),
-    st.sampled_from(["get_weather", "location", "=", "'a'", "1", "\\", "\n", " ", "é", "<", ">"]),
+    st.sampled_from(
+        [
+            "get_weather",
+            "location",
+            "=",
+            "'a'",
+            "1",
+            "'",
+            '"""',
+            "*",
+            "[now(",
+            "[now(a=",
+            "\\",
+            "\n",
+            " ",
+            "é",
+            "<",
+            ">",
+        ]
+    ),
     st.sampled_from(["<parameter=path>", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>"]),
     st.text(max_size=4),
 )
@@ -337,6 +393,28 @@ def test_a_call_that_has_begun_stays_one_with_what_was_written(
 ) -> None:
     (_, (call,)) = parse(parser_of(name), list(text))
     assert call[1] == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("[edit(1), now()]", [("edit", "1"), NOW_TEXT]),
+        ("[edit('a)', len([1]), count=2), now()]", [("edit", "'a)', len([1]), count=2"), NOW_TEXT]),
+        ("[edit(count=1, **free), now()]", [("edit", '{"count": 1, **free'), NOW_TEXT]),
+        ("[edit(count == 1), now()]", [("edit", "count == 1"), NOW_TEXT]),
+        ("[edit(count=1, path='a b", [("edit", '{"count": 1, path=\'a b')]),
+        ("[edit(count=(1", [("edit", "count=(1")]),
+        (
+            "<|tool_call_start|>[edit((1]<|tool_call_end|><|tool_call_start|>[now()]",
+            [("edit", "(1]"), NOW_TEXT],
+        ),
+    ],
+)
+def test_pythonic_arguments_that_no_json_says_stay_as_they_are_written(
+    text: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in ([text], list(text)):
+        assert parse(parser_of("pythonic"), pieces) == ("", calls)
 
 
 def test_references_without_end_cost_no_time() -> None:
