@@ -38,6 +38,16 @@ class RenderedChat:
     template: str = ""
     continued: str | None = None
 
+    def prompt_token_ids(self) -> list[int]:
+        """The tokens, for an answer to them. To look at, a prompt of none is fine.
+
+        Raises:
+            ChatTemplateError: there are none.
+        """
+        if not self.token_ids:
+            raise ChatTemplateError("the template renders these messages to nothing")
+        return self.token_ids
+
 
 class ChatTemplate:
     """A model's chat templates: one, or several by name.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
 from jinja2 import Environment, TemplateError, TemplateSyntaxError
-from jinja2.lexer import ignored_tokens
+from jinja2.lexer import Lexer, Token, TokenStream, newline_re
 from jinja2.parser import Parser
 
 from pagewire_frontend.errors import ChatTemplateError
@@ -22,7 +22,6 @@ from pagewire_frontend.template_sandbox import (
 
 MAX_TEMPLATE_CHARACTERS = 500_000
 _environment = TemplateEnvironment()
-_UNEXPECTED_AT = re.compile(r"unexpected char .* at (\d+)$")
 # What a template makes of a None that it prints, as text or as JSON.
 _PRINTED_NONE = re.compile(r"None|null")
 # A list that the template printed as it is, in Python's or JSON's spelling.
@@ -64,7 +63,7 @@ class CompiledTemplate:
                 line=line,
                 column=column,
             ) from None
-        except (BudgetExceededError, RecursionError, MemoryError, SyntaxError) as error:
+        except (BudgetExceededError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
             raise ChatTemplateError(f"the template can't be compiled: {error}") from None
 
     def render(self, variables: Mapping[str, Any]) -> str:
@@ -213,36 +212,64 @@ def _line(error: BaseException) -> int:
 def _place_of_syntax_error(
     environment: Environment, source: str, error: TemplateSyntaxError
 ) -> tuple[int, int]:
-    """1-based line and column. Jinja tells the line only: the column is that of the token at which
-    its parser stands, found by parsing again and counting the tokens that are left."""
-    if match := _UNEXPECTED_AT.search(error.message or ""):
-        return _line_and_column(source, int(match[1]))
+    """1-based line and column. Jinja tells the line only: the column is that at which its lexer
+    gave up, or else of the token at which its parser stands, found by parsing again."""
+    source = "\n".join(newline_re.split(source)[::2])  # as the lexer has it
+    tokens = _PlacedTokens(environment.lexer, source)
+    parser = Parser(environment, "")
     try:
-        parser = Parser(environment, source)
-        total = sum(1 for _ in Parser(environment, source).stream)
-        try:
-            parser.parse()
-        except TemplateSyntaxError:
-            left = sum(1 for _ in parser.stream)
-            return _line_and_column(source, _token_offset(environment, source, total - left))
-    except TemplateSyntaxError:  # the lexer's own; nothing to count
-        pass
+        parser.stream = TokenStream(tokens.wrapped(), None, None)
+        parser.parse()
+    except TemplateSyntaxError:
+        offset = tokens.place if tokens.failed else tokens.place_of(parser.stream.current)
+        return _line_and_column(source, offset)
+    # The compiler's own, such as of a filter that there is not.
     lines = source.splitlines() or [""]
     text = lines[min(error.lineno, len(lines)) - 1]
     return error.lineno, len(text) - len(text.lstrip()) + 1
 
 
-def _token_offset(environment: Environment, source: str, index: int) -> int:
-    offset = 0
-    for _, kind, text in environment.lexer.tokeniter(source, None):
-        found = source.find(text, offset)
-        offset = found if found >= 0 else offset
-        if kind not in ignored_tokens and kind not in ("raw_begin", "raw_end"):
-            if index == 0:
-                return offset
-            index -= 1
-        offset += len(text)
-    return len(source)
+class _PlacedTokens:
+    """The lexer's tokens, no further than they are asked for.
+
+    Attributes:
+        place: where in the source the last one begins, or, once the next has been asked for, where
+            that should begin. Comments and raw text are wrong where they begin: there the lexer
+            gives up because their ends are missing.
+        failed: the lexer gave up.
+    """
+
+    def __init__(self, lexer: Lexer, source: str) -> None:
+        self._lexer = lexer
+        self._source = source
+        self._wrapped: list[tuple[Token, int]] = []
+        self.place = 0
+        self.failed = False
+
+    def wrapped(self) -> Iterator[Token]:
+        """The tokens as the parser takes them."""
+        try:
+            for token in self._lexer.wrap(self._placed()):
+                self._wrapped.append((token, self.place))
+                yield token
+        except TemplateSyntaxError:
+            self.failed = True
+            raise
+
+    def place_of(self, token: Token) -> int:
+        """Where one of them begins; the source's end for the one that tells of it."""
+        return next((at for one, at in self._wrapped if one is token), len(self._source))
+
+    def _placed(self) -> Iterator[tuple[int, str, str]]:
+        end = 0
+        for token in self._lexer.tokeniter(self._source, None):
+            _, kind, text = token
+            # What the lexer strips is in no token.
+            self.place = max(self._source.find(text, end), end)
+            yield token
+            end = self.place + len(text)
+            if kind not in ("comment_begin", "raw_begin"):
+                self.place = end
 
 
 def _line_and_column(source: str, offset: int) -> tuple[int, int]:

@@ -260,7 +260,7 @@ class LLM:
             requests.append(
                 GenerationRequest(
                     prompt=rendered.prompt,
-                    prompt_token_ids=rendered.token_ids,
+                    prompt_token_ids=rendered.prompt_token_ids(),
                     model=generation.model_name,
                     answer=answer,
                 )

@@ -244,7 +244,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         return GenerationRequest(
             request_id=request_id,
             model=generation.model_name,
-            prompt_token_ids=rendered.token_ids,
+            prompt_token_ids=rendered.prompt_token_ids(),
             sampling_params=params,
             add_special_tokens=False,
             tenant=self._tenant(context),

@@ -36,7 +36,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
     return GenerationRequest(
         request_id=request.state.request_id,
         model=generation.model_name,
-        prompt_token_ids=rendered.token_ids,
+        prompt_token_ids=rendered.prompt_token_ids(),
         sampling_params=params,
         add_special_tokens=False,
         tenant=request.state.tenant,

@@ -357,12 +357,34 @@ def test_a_message_that_is_none_is_refused_by_its_field(messages: object, field:
         ("{% if x %}\nabc", 2, 4),
         ("{% foo %}", 1, 4),
         ("{% raw %}{% endraw %} {{ 1 2 }}", 1, 28),
+        ("hello {{ a }", 1, 12),
+        ("a\r\n  hello {{ (a] }}", 2, 14),
+        ("a\n{% if b -%}\n  c {{ 'd }}", 3, 8),
+        ("{{ x y }}\n{{ a }", 1, 6),
+        pytest.param("{{ x y }}\n{{ " + 5000 * "1" + " }}", 1, 6, id="before a long number"),
+        ("abc {# unclosed", 1, 5),
+        ("a\n  {#- unclosed\nb", 2, 3),
+        ("a\n b{% raw %} c {{ d }}", 2, 3),
+        ("a\n{{ b + '\\x' }}", 2, 8),
     ],
 )
 def test_a_syntax_error_has_its_line_and_column(source: str, line: int, column: int) -> None:
     with pytest.raises(ChatTemplateError) as raised:
         CompiledTemplate(source)
     assert (raised.value.line, raised.value.column) == (line, column)
+
+
+def test_a_number_longer_than_any_is_the_templates_fault() -> None:
+    with pytest.raises(ChatTemplateError, match="4300 digits"):
+        CompiledTemplate("{{ " + 5000 * "1" + " }}")
+
+
+def test_a_prompt_of_no_tokens_is_the_templates_fault_where_it_is_to_be_answered() -> None:
+    rendered = chat("{# nothing #}").render(user("Hi"))
+    assert rendered.prompt == ""
+    with pytest.raises(ChatTemplateError, match="renders these messages to nothing") as raised:
+        rendered.prompt_token_ids()
+    assert raised.value.field == "chat_template"
 
 
 def test_a_failure_while_rendering_has_its_line() -> None:
