@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from pagewire.errors import InternalError, PagewireError, shortened
+from pagewire.malformed import MALFORMED, malformed_error, tolerant
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ def _packed(message: error_details_pb2.BadRequest | error_details_pb2.RetryInfo)
 
 
 class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not generic when run
-    """Answers a handler's PagewireError with its status, and any other exception with INTERNAL."""
+    """Answers a handler's PagewireError with its status, any other exception with INTERNAL, and
+    bytes that are no message with INVALID_ARGUMENT."""
 
     def intercept_service(
         self,
@@ -55,21 +57,27 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # not
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
                 _guarded_unary(handler.unary_unary),
-                request_deserializer=handler.request_deserializer,
+                request_deserializer=tolerant(handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
                 _guarded_stream(handler.unary_stream),
-                request_deserializer=handler.request_deserializer,
+                request_deserializer=tolerant(handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return handler
 
 
+def _check(request: Any) -> None:
+    if request is MALFORMED:
+        raise malformed_error()
+
+
 def _guarded_unary(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
         try:
+            _check(request)
             return method(request, context)
         except PagewireError as error:
             failure = error
@@ -84,6 +92,7 @@ def _guarded_unary(method: Callable[..., Any]) -> Callable[..., Any]:
 def _guarded_stream(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
+            _check(request)
             yield from method(request, context)
             return
         except PagewireError as error:

@@ -18,6 +18,7 @@ from pagewire.v1 import (
 )
 from pagewire_frontend.grpc_api.access import AccessInterceptor
 from pagewire_frontend.grpc_api.inference import InferenceServicer
+from pagewire_frontend.grpc_api.malformed import MalformedInterceptor
 from pagewire_frontend.grpc_api.operations import AdaptersServicer, ObservabilityServicer
 from pagewire_frontend.grpc_api.poller_thread import let_poller_wait
 from pagewire_frontend.grpc_api.tracing import TracingInterceptor
@@ -61,6 +62,8 @@ class GrpcServer:
         interceptors: list[Any] = [AccessInterceptor(serving.access)]
         if serving.tracing is not None:
             interceptors.append(TracingInterceptor(serving.tracing))
+        # The innermost: what can't be read counts against limits, and has its span.
+        interceptors.append(MalformedInterceptor())
         self._server = grpc.aio.server(
             interceptors=interceptors,
             options=_options(serving.config.max_request_bytes, share_port=share_port),
