@@ -121,7 +121,10 @@ class Matcher:
         if self._is_stuck:
             return "the items of an array have to differ, and no other can follow"
         if self._num_slow_masks > _MOST_SLOW_MASKS:
-            return "it is so ambiguous that each token takes too long; simplify it"
+            return (
+                "each token takes too long: its texts are too long, or it is too ambiguous; "
+                "shorten or simplify it"
+            )
         return None
 
 

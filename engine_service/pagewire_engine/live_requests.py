@@ -156,7 +156,9 @@ class LiveRequests:
         for sequence_id, why in result.refused:
             if sequence_id in self._sequences:
                 request = self._sequences[sequence_id].request
-                self.fail(request, InvalidArgumentError("structured_output", why))
+                constraint = request.sampling_params.structured_output
+                kind = "" if constraint is None else f".{constraint.kind}"
+                self.fail(request, InvalidArgumentError(f"structured_output{kind}", why))
 
     def book(self, schedule: Schedule, result: StepResult, now: float) -> None:
         """Books what a step has produced for those that live: prompt log probabilities and tokens,

@@ -268,6 +268,8 @@ def test_a_past_that_does_not_fit_fails_its_request_alone(
 ) -> None:
     wrong = replace(REQUESTS[0], past=[SequencePast(0, [5, 6, 7])])
     engine = laboratory.engine()
+    constraint = wrong.sampling_params.structured_output
+    assert constraint is not None
     engine.add(wrong)
     engine.add(REQUESTS[1])
     failures: list[RequestFailure] = []
@@ -280,7 +282,7 @@ def test_a_past_that_does_not_fit_fails_its_request_alone(
     (failure,) = failures
     assert failure.request_id == wrong.request_id
     assert failure.error.code is ErrorCode.INVALID_ARGUMENT
-    assert failure.error.field == "structured_output"
+    assert failure.error.field == f"structured_output.{constraint.kind}"
     assert [tokens] == alone["hot"]
 
 

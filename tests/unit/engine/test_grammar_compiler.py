@@ -242,6 +242,17 @@ def test_an_ambiguous_grammar_is_refused_once_it_has_held_others_up(
     assert "ambiguous" in (together[-1].fault() or "")
 
 
+def test_a_long_text_is_not_said_to_be_ambiguous_alone(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice is never ambiguous: its masks take long where its texts are long."""
+    monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
+    matcher = compiler.matcher(StructuredOutput(choice=("x" * 1000,)))
+    for _ in range(20):
+        matcher.fill_timed(np.zeros(9, np.uint32))
+    assert "its texts are too long" in (matcher.fault() or "")
+
+
 def test_what_a_mask_needs_beside_the_grammar_counts_too(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
