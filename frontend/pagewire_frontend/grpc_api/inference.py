@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -54,7 +55,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         )
         async with self._serving.run(generation_request) as generation:
             guard = WriteGuard(context, self._serving)
-            await ResponseStream(guard, response).write_all(generation)
+            tokenizer = self._tokenizer_of(generation_request)
+            await ResponseStream(guard, response, tokenizer).write_all(generation)
 
     @answers_errors
     @fits_clients("call Generate, which streams it in parts")
@@ -72,7 +74,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             fill_output(output, sequence)
             output.text = sequence.text
             output.logprobs.extend(map(position_text, sequence.logprobs))
-        response.prompt_logprobs.extend(map(prompt_position, whole.prompt_logprobs))
+        to_message = partial(prompt_position, self._tokenizer_of(generation_request))
+        response.prompt_logprobs.extend(map(to_message, whole.prompt_logprobs))
         fill_usage(response.usage, generation.usage())
         return response
 
@@ -84,7 +87,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         )
         async with self._serving.run(generation_request, _CHAT_FIELDS) as generation:
             guard = WriteGuard(context, self._serving)
-            await ResponseStream(guard, response).write_all(generation)
+            tokenizer = self._tokenizer_of(generation_request)
+            await ResponseStream(guard, response, tokenizer).write_all(generation)
 
     @answers_errors
     @fits_clients("call Chat, which streams it in parts")
@@ -102,7 +106,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             fill_output(choice, sequence)
             fill_choice(choice, sequence)
             choice.logprobs.extend(map(position_text, sequence.logprobs))
-        response.prompt_logprobs.extend(map(prompt_position, whole.prompt_logprobs))
+        to_message = partial(prompt_position, self._tokenizer_of(generation_request))
+        response.prompt_logprobs.extend(map(to_message, whole.prompt_logprobs))
         fill_usage(response.usage, generation.usage())
         return response
 
@@ -222,6 +227,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         self, request: inference_pb2.ScoreRequest, context: Context
     ) -> inference_pb2.ScoreResponse:
         return await vectors.score(self._serving, request, self._tenant(context))
+
+    def _tokenizer_of(self, request: GenerationRequest) -> Tokenizer | None:
+        return self._serving.generation.for_model(request.model).tokenizer_or_none
 
     async def _generate_request(
         self, request: inference_pb2.GenerateRequest, context: Context

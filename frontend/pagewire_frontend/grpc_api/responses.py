@@ -9,12 +9,14 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from pagewire.conversion import fill_times
-from pagewire.outputs import PositionLogprobs, TokenLogprob
-from pagewire.v1 import inference_pb2, sampling_pb2
+from pagewire.outputs import PositionLogprobs
+from pagewire.v1 import inference_pb2
 from pagewire_frontend.answers import ToolCall, ToolCallDelta
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation_types import PositionTextLogprobs, TextDelta, TextLogprob
+from pagewire_frontend.logprobs import position_with_text
 from pagewire_frontend.metered_generation import Usage
+from pagewire_frontend.tokenizer import Tokenizer
 
 # Clients refuse messages above 4 MB unless told otherwise.
 MESSAGE_BUDGET = 2 << 20
@@ -78,17 +80,15 @@ def _token_text(token: TextLogprob) -> inference_pb2.TokenText:
     )
 
 
-def prompt_position(position: PositionLogprobs) -> sampling_pb2.PositionLogprobs:
-    """One prompt position's log probabilities."""
-    return sampling_pb2.PositionLogprobs(
-        token=_token_logprob(position.token), top=[_token_logprob(token) for token in position.top]
-    )
+def prompt_position(
+    tokenizer: Tokenizer | None, position: PositionLogprobs
+) -> inference_pb2.PositionText:
+    """One prompt position's log probabilities with texts.
 
-
-def _token_logprob(token: TokenLogprob) -> sampling_pb2.TokenLogprob:
-    return sampling_pb2.TokenLogprob(
-        token_id=token.token_id, logprob=token.logprob, rank=token.rank
-    )
+    Args:
+        tokenizer: of the prompt; None where only token ids are served.
+    """
+    return position_text(position_with_text(tokenizer, position, 0))
 
 
 def in_chunks(

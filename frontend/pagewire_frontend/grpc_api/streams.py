@@ -4,6 +4,7 @@ message for each write, and allocates nothing else."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from pagewire.v1 import inference_pb2
@@ -19,6 +20,7 @@ from pagewire_frontend.grpc_api.responses import (
 )
 from pagewire_frontend.grpc_api.write_guard import WriteGuard
 from pagewire_frontend.metered_generation import MeteredGeneration
+from pagewire_frontend.tokenizer import Tokenizer
 
 # At most, in UTF-8 and as a varint.
 _BYTES_PER_CHARACTER = 4
@@ -31,18 +33,21 @@ class ResponseStream:
     Args:
         guard: writes the call's messages.
         response: with request_id and model set; it is refilled for each write.
+        tokenizer: of the prompt; None where only token ids are served.
     """
 
-    __slots__ = ("_guard", "_is_chat", "_outputs", "_response", "_write")
+    __slots__ = ("_guard", "_is_chat", "_outputs", "_prompt_position", "_response", "_write")
 
     def __init__(
         self,
         guard: WriteGuard,
         response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self._is_chat = isinstance(response, inference_pb2.ChatResponse)
         self._response: Any = cast(Any, response)
         self._outputs = self._response.choices if self._is_chat else self._response.outputs
+        self._prompt_position = partial(prompt_position, tokenizer)
         self._guard = guard
         self._write = guard.write
 
@@ -60,7 +65,7 @@ class ResponseStream:
         has_usage = False
         async for update in generation:
             if update.prompt_logprobs:
-                for chunk in in_chunks(update.prompt_logprobs, prompt_position):
+                for chunk in in_chunks(update.prompt_logprobs, self._prompt_position):
                     response.prompt_logprobs.extend(chunk)
                     await self._write(response)
                     del response.prompt_logprobs[:]

@@ -21,8 +21,9 @@ PromptLogprobs = list[dict[str, dict[str, Any]] | None]
 async def prompt_logprobs(
     positions: Sequence[PositionLogprobs], num_top: int, tokenizer: Tokenizer | None
 ) -> PromptLogprobs:
-    """An entry for each token of the prompt, in vLLM's shape: by token id, the token that stands
-    there and its `num_top` likeliest alternatives. The first has none: nothing predicts it.
+    """An entry for each token of the prompt, in vLLM's shape with bytes besides: by token id, the
+    token that stands there and its `num_top` likeliest alternatives. The first has none: nothing
+    predicts it.
 
     Args:
         positions: of the prompt, from its second token on.
@@ -46,11 +47,14 @@ def _entry(
 
 
 def _described(token: TokenLogprob, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    text = None
+    text = data = None
     if tokenizer is not None:
-        text = tokenizer.token_bytes_of(token.token_id).decode("utf-8", "replace")
+        data = tokenizer.token_bytes_of(token.token_id)
+        text = data.decode("utf-8", "replace")
     return {
         "logprob": max(token.logprob, LOWEST),
         "rank": token.rank,
         "decoded_token": text,
+        # A token that is only part of a character has no text that tells it from others.
+        "bytes": None if data is None else list(data),
     }

@@ -38,7 +38,7 @@ def check_entries(told: list[Any], ids: list[int]) -> None:
     assert [next(iter(entry)) for entry in told[1:]] == [str(token_id) for token_id in ids[1:]]
     for entry in told[1:]:
         for token in entry.values():
-            assert set(token) == {"logprob", "rank", "decoded_token"}
+            assert set(token) == {"logprob", "rank", "decoded_token", "bytes"}
             assert token["logprob"] < 0
 
 
@@ -52,6 +52,9 @@ async def test_completions_tell_them_in_each_choice() -> None:
     # A byte that is no text alone.
     entry = answer["choices"][0]["prompt_logprobs"][1]
     assert entry[str(ids[1])]["decoded_token"] == "\ufffd"
+    entries = answer["choices"][0]["prompt_logprobs"][1:]
+    told = [entry[str(token_id)]["bytes"] for token_id, entry in zip(ids[1:], entries, strict=True)]
+    assert bytes(byte for token in told for byte in token) == "hé".encode()[1:]
 
 
 async def test_completions_of_several_prompts_tell_each_its_own() -> None:
@@ -75,6 +78,9 @@ async def test_grpc_s_chat_tells_them_once_streamed_and_whole() -> None:
     for told in (list(whole.prompt_logprobs), streamed):
         assert [position.token.token_id for position in told] == ids_of(CHAT)[1:]
         assert all(len(position.top) == 2 for position in told)
+        assert all(token.text for position in told for token in (position.token, *position.top))
+        text = b"".join(position.token.bytes for position in told).decode()
+        assert "hé" in text, "put together from bytes that are no characters alone"
     assert not parts[-1].prompt_logprobs, "they come before the answer"
 
 
@@ -118,7 +124,8 @@ async def test_a_beam_search_has_none() -> None:
 async def test_prompts_without_a_tokenizer_have_no_texts() -> None:
     client = FakeEngineClient(has_tokenizer=False)
     answer = await ask(COMPLETIONS, client=client, prompt=[5, 6], prompt_logprobs=0)
-    assert answer["choices"][0]["prompt_logprobs"][1]["6"]["decoded_token"] is None
+    entry = answer["choices"][0]["prompt_logprobs"][1]["6"]
+    assert (entry["decoded_token"], entry["bytes"]) == (None, None)
 
 
 async def test_completions_tell_the_ids_of_prompt_and_output() -> None:
