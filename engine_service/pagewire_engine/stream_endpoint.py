@@ -64,9 +64,8 @@ class StreamEndpoint:
         scheme, _, rest = endpoint.partition("://")
         if scheme == "tcp":
             self._encrypt_beyond_loopback(socket, rest)
-            socket.setsockopt(zmq.IPV6, int("[" in rest))
         try:
-            socket.bind(endpoint)
+            _bind(socket, endpoint)
         except zmq.ZMQError as error:
             raise StartupError(
                 f"cannot bind the delta wire to {endpoint}: {error}", field="stream_endpoint"
@@ -116,6 +115,23 @@ class StreamEndpoint:
         socket.curve_server = True
         socket.curve_secretkey = secret_key
         socket.curve_publickey = self.curve_public_key
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Binds; every address is those of both families, as for the control API, where there are both.
+
+    Raises:
+        zmq.ZMQError: it can't be.
+    """
+    everywhere = endpoint.startswith("tcp://*:")
+    socket.setsockopt(zmq.IPV6, int(everywhere or "[" in endpoint))
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError:
+        if not everywhere:
+            raise
+        socket.setsockopt(zmq.IPV6, 0)
+        socket.bind(endpoint)
 
 
 def _private_folder() -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +19,9 @@ from pagewire_engine.stream_endpoint import StreamEndpoint
 
 @pytest.fixture
 def router() -> Iterator[zmq.Socket[bytes]]:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.linger = 0
-        yield socket
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as opened:
+        opened.linger = 0
+        yield opened
 
 
 def mode(path: str) -> int:
@@ -41,6 +44,36 @@ def test_beyond_loopback_it_is_tcp_with_a_key(router: zmq.Socket[bytes]) -> None
     endpoint.bind(router)
     assert endpoint.advertised.startswith("tcp://*:")
     assert endpoint.curve_public_key is not None
+
+
+def test_every_address_is_of_both_families(router: zmq.Socket[bytes]) -> None:
+    endpoint = StreamEndpoint(None, "*")
+    endpoint.bind(router)
+    port = int(endpoint.advertised.removeprefix("tcp://*:"))
+    hosts = ["127.0.0.1"]
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        hosts.append("::1")
+    for host in hosts:
+        with socket.create_connection((host, port), timeout=10):
+            pass
+
+
+def test_without_ipv6_every_address_is_of_the_other_family(
+    router: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bind = router.bind
+
+    def bind_without(address: str) -> None:
+        if router.getsockopt(zmq.IPV6):
+            raise zmq.ZMQError(errno.EADDRNOTAVAIL)
+        bind(address)
+
+    monkeypatch.setattr(router, "bind", bind_without)
+    endpoint = StreamEndpoint(None, "*")
+    endpoint.bind(router)
+    port = int(endpoint.advertised.removeprefix("tcp://*:"))
+    with socket.create_connection(("127.0.0.1", port), timeout=10):
+        pass
 
 
 def test_tcp_on_loopback_needs_no_key(router: zmq.Socket[bytes]) -> None:
