@@ -33,6 +33,8 @@ help: ## Show this list.
 
 setup: $(VENV)/.installed kernels ## Make .venv with everything that serving needs.
 
+dev: setup $(DEVELOPER) ## Make .venv with what tests and checks need too.
+
 serve: setup ## Serve the embedded model (or ARGS="--model ...") with APIs and chat page.
 	@exec $(BIN)/pagewire serve $(ARGS)
 
@@ -76,8 +78,6 @@ clean: ## Remove caches and build outputs; .venv and downloaded models stay.
 
 distclean: clean ## Remove .venv too.
 	rm -rf $(VENV)
-
-dev: setup $(DEVELOPER)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         FrontendConfig,
         argv,
         prog=_PROG,
-        description="Serves the gRPC and the OpenAI-compatible API in front of one engine.",
+        description="Serves the gRPC and the OpenAI-compatible API in front of engines.",
         positional=["engine"],
     )
     configure_logging(config.log_level, config.log_format, _PROG)

@@ -410,4 +410,6 @@ def _help_text(field: FieldInfo) -> str:
         return text
     if _is_bool(field):
         default = "on" if default else "off"
+    if isinstance(default, (tuple, list)):
+        default = ", ".join(map(str, default))
     return f"{text} Default: {default}."
