@@ -47,7 +47,13 @@ WHEN = {"waiting": 0, "at first": 1, "later": 12}
 
 
 class Served:
-    """A frontend with a tiny model, of which one request's sequences fill the batch."""
+    """A frontend with a tiny model, of which one request's sequences fill the batch.
+
+    Attributes:
+        step_s: how long a step takes at least: what is left must not end before it is left.
+    """
+
+    step_s = 0.0
 
     def __init__(self, server: FrontendServer, client: InProcessEngineClient) -> None:
         url = f"http://127.0.0.1:{server.http_port}"
@@ -79,10 +85,11 @@ async def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     launch = SingleProcessExecutor.launch
 
     def slowly(self: SingleProcessExecutor, plan: StepPlan) -> PendingStep:
-        time.sleep(0.005)  # so that it does not end before its client has left
+        time.sleep(Served.step_s)
         return launch(self, plan)
 
     monkeypatch.setattr(SingleProcessExecutor, "launch", slowly)
+    monkeypatch.setattr(Served, "step_s", 0.0)
     config = EngineConfig(
         model=str(folder),
         served_model_name="tiny",
@@ -108,6 +115,7 @@ async def test_nothing_is_left_of_it(served: Served, kind: str) -> None:
     assert (await served.ask(short, "first")).status_code == 200
     for when, num_steps in WHEN.items():
         others = []
+        Served.step_s = 0.015 if when == "waiting" else 0.03
         tokens = served.stats().num_generation_tokens
         if when == "waiting":
             others = [asyncio.create_task(served.ask({"prompt": "o", "n": 3, **LONG}, "other"))]
@@ -130,6 +138,7 @@ async def test_nothing_is_left_of_it(served: Served, kind: str) -> None:
             assert served.stats().num_generation_tokens - tokens == 3 * LONG["max_tokens"]
         else:
             assert served.stats().step - left_at < LONG["max_tokens"] - 2 * num_steps
+        Served.step_s = 0.0
         again = await served.ask(short, "same")
         assert again.status_code == 200, again.text
     figures = (await served.http.get("/metrics")).text

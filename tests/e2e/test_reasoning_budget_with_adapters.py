@@ -63,7 +63,7 @@ async def reasoning(tmp_path: Path) -> AsyncIterator[Reasoning]:
         write_fake_adapter(tmp_path / name, name)
     config = fake_config(enable_lora=True, lora_dir=str(tmp_path))
     # Slow enough not to come to its end while it is handed over again.
-    knobs = {"step_time_s": 0.01, "tokenizer_files": files, "on_execute": gate}
+    knobs = {"step_time_s": 0.03, "tokenizer_files": files, "on_execute": gate}
     with FakeEngine(config, **knobs) as engine:
         client = RemoteEngineClient(engine.target)
         await client.start()
