@@ -1,8 +1,7 @@
-"""Choosing tokens from logits: filters, counter-based Gumbel noise and log probabilities.
+"""Choosing tokens from logits: filters and counter-based Gumbel noise.
 
 Plain torch, any device. Every row is treated by itself: what a row gives never depends on the rows
-beside it, on how many there are, or on what was sampled before. Tokens are totally ordered by
-falling value, then by rising id, so that cut-offs inside ties are the same everywhere.
+beside it, on how many there are, or on what was sampled before.
 """
 
 from __future__ import annotations
@@ -19,18 +18,17 @@ from torch import Tensor
 from pagewire_kernels.attention import BackendUnavailableError
 from pagewire_kernels.philox import gumbel_noise, philox4x32
 from pagewire_kernels.token_masks import TokenMasks, masked_logits
+from pagewire_kernels.token_order import NEGATIVE_INFINITY, largest
 
 logger = logging.getLogger(__name__)
-
-NEGATIVE_INFINITY = float("-inf")
 
 # What stands for a token where there is none.
 NOT_A_NUMBER, NOTHING_ALLOWED = -1, -2
 
 # Widths that are tried, in turn, to find a row's candidates before all of it is sorted.
 _CANDIDATE_WIDTHS = (64, 1024)
-# Elements of logits that full-vocabulary noise and log probabilities look at in one go: bounds
-# their temporaries (about 100 bytes an element).
+# Scores that full-vocabulary noise is drawn for in one go: bounds its temporaries (about 100 bytes
+# for each).
 _CHUNK_ELEMENTS = 1 << 20
 # Below any temperature that means something, and far from float32's underflow.
 _MIN_TEMPERATURE = 1e-30
@@ -210,38 +208,6 @@ def scale_by_temperature(logits: Tensor, temperatures: Tensor, min_ps: Tensor) -
     return scores.masked_fill_(scores < floors[:, None], NEGATIVE_INFINITY)
 
 
-def largest(values: Tensor, count: int, *, unordered: float | None = None) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row in falling order, the lower id first among equals.
-
-    Args:
-        values: [R, V], no NaN.
-        count: at least 1; cut to V.
-        unordered: a value whose ties the caller does not care about, which saves sorting.
-
-    Returns:
-        Values [R, count] and int64 ids [R, count].
-    """
-    vocab_size = values.shape[-1]
-    if count >= vocab_size:
-        sorted_values, order = values.sort(dim=-1, descending=True, stable=True)
-        return sorted_values, order
-    # One more than asked for shows whether a tie crosses the cut; torch.topk then chose among
-    # equals as it pleased, and only a stable sort of that row is exact.
-    top, ids = values.topk(count + 1, dim=-1)
-    ids, by_id = ids.sort(dim=-1)
-    top, by_value = top.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
-    ids = ids.gather(-1, by_value)
-    tied = top[:, count] == top[:, count - 1]
-    if unordered is not None:
-        tied &= top[:, count] != unordered
-    crossing = tied.nonzero().flatten()
-    if crossing.numel():
-        exact, order = values[crossing].sort(dim=-1, descending=True, stable=True)
-        top[crossing] = exact[:, : count + 1]
-        ids[crossing] = order[:, : count + 1]
-    return top[:, :count], ids[:, :count]
-
-
 def sample_all(scores: Tensor, keys: RandomKeys) -> Tensor:
     """Gumbel-max over all tokens of each row.
 
@@ -300,75 +266,6 @@ def sample_filtered(scores: Tensor, keys: RandomKeys, top_ks: Tensor, top_ps: Te
         if not pending.numel():
             break
     return chosen
-
-
-def raw_logprobs(
-    logits: Tensor, token_ids: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log probabilities by the logits as they are: before temperature, penalties and filters.
-
-    Args:
-        logits: [N, V] float32.
-        token_ids: int64 [N], the token at each position.
-        num_top: likeliest tokens to name as well.
-
-    Returns:
-        logprobs [N] and ranks int64 [N] (1 = likeliest) of `token_ids`, logprobs [N, num_top] and
-        ids int64 [N, num_top] of the likeliest in falling order.
-    """
-    rows_at_once = max(1, _CHUNK_ELEMENTS // logits.shape[-1])
-    parts = [
-        _raw_logprobs(
-            logits[start : start + rows_at_once], token_ids[start : start + rows_at_once], num_top
-        )
-        for start in range(0, logits.shape[0], rows_at_once)
-    ]
-    logprobs, ranks, top_logprobs, top_ids = (
-        torch.cat(column) for column in zip(*parts, strict=True)
-    )
-    return logprobs, ranks, top_logprobs, top_ids
-
-
-def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens of each row, the lower id first among equals.
-
-    Args:
-        logits: [N, V] float32, no NaN.
-        count: at least 1; cut to V.
-
-    Returns:
-        Log probabilities float32 [N, count] in falling order, and int64 ids [N, count].
-    """
-    logprobs = torch.log_softmax(_aligned(logits), dim=-1)
-    _, ids = largest(logits, count)
-    ids = ids[:, :count]
-    return logprobs.gather(-1, ids), ids
-
-
-def _raw_logprobs(
-    logits: Tensor, token_ids: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    index = token_ids[:, None]
-    logprobs = torch.log_softmax(_aligned(logits), dim=-1)
-    own = logits.gather(-1, index)
-    earlier = torch.arange(logits.shape[-1], device=logits.device) < index
-    better = (logits > own) | ((logits == own) & earlier)
-    _, top_ids = largest(logits, num_top) if num_top else (None, index[:, :0])
-    return (
-        logprobs.gather(-1, index)[:, 0],
-        better.sum(dim=-1) + 1,
-        logprobs.gather(-1, top_ids),
-        top_ids,
-    )
-
-
-def _aligned(logits: Tensor) -> Tensor:
-    """The rows, each beginning at 16 bytes: on CUDA torch adds up others in another order, so that
-    a row's last bits would depend on where in the batch it lies."""
-    odd = logits.shape[-1] % 4
-    if not odd or logits.device.type == "cpu":
-        return logits
-    return torch.nn.functional.pad(logits, (0, 4 - odd), value=NEGATIVE_INFINITY)
 
 
 def _noise_of_all(

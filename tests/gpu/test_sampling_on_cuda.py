@@ -9,8 +9,8 @@ from pagewire.beam_search_params import BeamSearchParams
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.worker.beam_candidates import beam_candidates
 from pagewire_engine.worker.sampler import Sampler, SamplingRow
+from pagewire_kernels.logprobs import raw_logprobs
 from pagewire_kernels.philox import token_words
-from pagewire_kernels.sampling import raw_logprobs
 
 pytestmark = [
     pytest.mark.gpu,

@@ -20,6 +20,7 @@ from pagewire_kernels.gpu.sampling import (
     sample,
 )
 from pagewire_kernels.gpu.sampling_logprobs import raw_logprobs
+from pagewire_kernels.logprobs import raw_logprobs as reference_logprobs
 from pagewire_kernels.philox import gumbel_noise
 from pagewire_kernels.sampling import (
     NOT_A_NUMBER,
@@ -28,7 +29,6 @@ from pagewire_kernels.sampling import (
     TorchChooser,
     load_token_chooser,
 )
-from pagewire_kernels.sampling import raw_logprobs as reference_logprobs
 
 pytestmark = [
     pytest.mark.gpu,

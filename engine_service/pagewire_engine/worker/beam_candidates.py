@@ -10,7 +10,7 @@ from torch import Tensor
 from pagewire_engine.step import Candidates
 from pagewire_engine.worker.sampler import SamplingRow, split_by_health
 from pagewire_engine.worker.staging import to_device
-from pagewire_kernels.sampling import likeliest
+from pagewire_kernels.logprobs import likeliest
 
 
 def beam_candidates(

@@ -15,12 +15,12 @@ from pagewire.outputs import PositionLogprobs, TokenLogprob
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.step import SampledToken
 from pagewire_engine.worker.grammar_masks import Masks
+from pagewire_kernels.logprobs import raw_logprobs
 from pagewire_kernels.sampling import (
     NOT_A_NUMBER,
     NOTHING_ALLOWED,
     RowParameters,
     load_token_chooser,
-    raw_logprobs,
 )
 from pagewire_kernels.token_masks import TokenMasks
 

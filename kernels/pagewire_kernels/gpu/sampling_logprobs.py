@@ -27,7 +27,7 @@ _MASK32 = 0xFFFFFFFF
 def raw_logprobs(
     logits: Tensor, token_ids: Tensor, num_top: int, rows: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As sampling.raw_logprobs, of logits as they are; everything stays on the device.
+    """As logprobs.raw_logprobs, of logits as they are; everything stays on the device.
 
     Args:
         logits: [L, V], any floating dtype.

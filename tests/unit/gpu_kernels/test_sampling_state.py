@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.worker.sampler import Sampler, SamplingRow
-from pagewire_kernels import sampling as reference
 from pagewire_kernels.gpu.sampling import (
     Epilogue,
     SamplingColumns,
@@ -20,7 +19,9 @@ from pagewire_kernels.gpu.sampling import (
 )
 from pagewire_kernels.gpu.sampling_logprobs import raw_logprobs, top_tokens
 from pagewire_kernels.gpu.sampling_penalties import Penalties, PenaltyState
+from pagewire_kernels.logprobs import raw_logprobs as reference_logprobs
 from pagewire_kernels.sampling import NOTHING_ALLOWED
+from pagewire_kernels.token_order import largest
 
 VOCAB_SIZE = 301
 EOS = 2
@@ -228,7 +229,7 @@ def test_logprobs_equal_those_of_the_reference(vocab_size: int) -> None:
     rows = torch.tensor([2, 0, 2, 1, 1])
     ids = torch.tensor([0, vocab_size // 2, vocab_size - 1, vocab_size // 3, vocab_size // 2])
     num_top = min(20, vocab_size)
-    expected = reference.raw_logprobs(logits[rows], ids, num_top)
+    expected = reference_logprobs(logits[rows], ids, num_top)
     found = raw_logprobs(logits, ids, num_top, rows)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-5)
     assert found[1].tolist() == expected[1].tolist()
@@ -256,6 +257,6 @@ def test_top_tokens_are_ordered_by_value_then_id(count: int) -> None:
     logits[0] = 0.0
     logits[1, ::2] = -0.0
     values, ids = top_tokens(logits, count)
-    expected_values, expected_ids = reference.largest(logits, count)
+    expected_values, expected_ids = largest(logits, count)
     assert torch.equal(ids, expected_ids)
     assert torch.equal(values, expected_values)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire_kernels.sampling import RowParameters, TokenChooser, largest
+from pagewire_kernels.sampling import RowParameters, TokenChooser
+from pagewire_kernels.token_order import largest
 from tests.unit.sampling import naive
 
 _QUIET = settings(
