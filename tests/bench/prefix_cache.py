@@ -26,6 +26,7 @@ from pagewire_engine.build import assemble_engine, limit_threads
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.submission import Submission
+from tests.fakes.engine_run import steps_to_end
 
 
 def first_token_times(engine: Engine, submissions: list[Submission]) -> list[float]:
@@ -34,8 +35,7 @@ def first_token_times(engine: Engine, submissions: list[Submission]) -> list[flo
     for submission in submissions:
         engine.add(submission)
     seconds: dict[str, float] = {}
-    while engine.has_work:
-        outputs = engine.step()
+    for outputs in steps_to_end(engine):
         now = time.perf_counter()
         for output in outputs.sequences:
             seconds.setdefault(output.request_id, now - began)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pagewire.config import EngineConfig
 from pagewire.pooling import PoolingParams
 from pagewire_engine.build import BuiltEngine, build_engine
+from tests.fakes.engine_run import steps_to_end
 
 Backend = Literal["auto", "torch", "cpu"]
 
@@ -37,9 +38,7 @@ class PoolingDriver:
                 self._admission.admit_pooling(str(n), list(prompt), params or PoolingParams())
             )
         vectors: dict[str, list[float]] = {}
-        while engine.has_work:
-            outputs = engine.step()
-            assert not outputs.failures, outputs.failures
+        for outputs in steps_to_end(engine):
             for told in outputs.sequences:
                 assert told.vector is not None
                 vectors[told.request_id] = told.vector

@@ -22,6 +22,7 @@ from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.model_files import resolve_model
 from pagewire_engine.stats import EngineStats
 from pagewire_engine.submission import Submission
+from tests.fakes.engine_run import steps_to_end
 
 # Logits of a token that is not the likeliest for transformers may fall short of that one's by so
 # much in fp32: nearly a tie.
@@ -89,9 +90,7 @@ def _ask(
     answers = {str(number): Answer(prompt, [], [], []) for number, prompt in enumerate(prompts)}
     for name, answer in answers.items():
         engine.add(Submission(name, answer.prompt, params))
-    while engine.has_work:
-        outputs = engine.step()
-        assert not outputs.failures, outputs.failures
+    for outputs in steps_to_end(engine):
         for told in outputs.prompt_logprobs:
             answers[told.request_id].prompt_logprobs.extend(told.positions)
         for sequence in outputs.sequences:

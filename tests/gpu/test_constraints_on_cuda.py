@@ -18,6 +18,7 @@ from pagewire_engine.build import BuiltEngine, build_engine
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.submission import Submission
+from tests.fakes.engine_run import Answers, answers_to
 from tests.fakes.tiny_models import write_tiny_model
 
 pytestmark = [
@@ -77,9 +78,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-Answers = dict[tuple[str, int], list[int]]
-
-
 @contextmanager
 def _engine(folder: Path, device: str, **changes: Any) -> Iterator[BuiltEngine]:
     config = EngineConfig(model=str(folder), device=device, **{**SETTINGS, **changes})
@@ -90,18 +88,16 @@ def _engine(folder: Path, device: str, **changes: Any) -> Iterator[BuiltEngine]:
 
 def _answers(engine: Engine) -> Answers:
     """What an engine says to everybody at once."""
-    for number, (name, params) in enumerate(ALL_PARAMS.items()):
-        for length in (4, 33):
-            prompt = [(i * i + 3 * i * length + number) % 256 for i in range(length)]
-            engine.add(Submission(f"{name} {length}", prompt, params))
-    tokens: Answers = {}
-    while engine.has_work:
-        outputs = engine.step()
-        assert not outputs.failures, outputs.failures
-        for output in outputs.sequences:
-            key = (output.request_id, output.sequence_index)
-            tokens.setdefault(key, []).extend(output.token_ids)
-    return tokens
+    requests = [
+        Submission(
+            f"{name} {length}",
+            [(i * i + 3 * i * length + number) % 256 for i in range(length)],
+            params,
+        )
+        for number, (name, params) in enumerate(ALL_PARAMS.items())
+        for length in (4, 33)
+    ]
+    return answers_to(engine, requests)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pagewire_engine.model_files import load_description, resolve_model
 from pagewire_engine.stats import EngineStats
 from pagewire_engine.submission import Submission
 from pagewire_kernels.philox import token_words
+from tests.fakes.engine_run import Answers, answers_to
 from tests.fakes.tiny_models import TINY_MODELS, VOCAB_SIZE, write_tiny_model
 
 pytestmark = [
@@ -41,7 +42,7 @@ ALL_PARAMS = (
 
 def answers(
     model: Path, device: str, dtype: str, *, num_blocks: int = 48
-) -> tuple[dict[tuple[str, int], list[int]], EngineStats]:
+) -> tuple[Answers, EngineStats]:
     """What an engine of its own says to all prompts with all parameters at once."""
     config = EngineConfig(
         model=str(model),
@@ -55,16 +56,12 @@ def answers(
     files = resolve_model(config)
     executor = SingleProcessExecutor(config, files)
     engine = assemble_engine(executor, config, load_description(files, config).eos_token_ids)
-    for number, params in enumerate(ALL_PARAMS):
-        for prompt in PROMPTS:
-            engine.add(Submission(f"{number}-{len(prompt)}", prompt, params))
-    tokens: dict[tuple[str, int], list[int]] = {}
-    while engine.has_work:
-        outputs = engine.step()
-        assert not outputs.failures, outputs.failures
-        for output in outputs.sequences:
-            key = (output.request_id, output.sequence_index)
-            tokens.setdefault(key, []).extend(output.token_ids)
+    requests = [
+        Submission(f"{number}-{len(prompt)}", prompt, params)
+        for number, params in enumerate(ALL_PARAMS)
+        for prompt in PROMPTS
+    ]
+    tokens = answers_to(engine, requests)
     stats = engine.stats()
     executor.shutdown()
     return tokens, stats
@@ -109,12 +106,7 @@ def test_the_real_model_knows_paris(dtype: str, smollm2_path: Path) -> None:
     engine = assemble_engine(executor, config, load_description(files, config).eos_token_ids)
     # "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
-    engine.add(Submission("paris", prompt, SamplingParams(temperature=0.0, max_tokens=16)))
-    output: list[int] = []
-    while engine.has_work:
-        outputs = engine.step()
-        assert not outputs.failures, outputs.failures
-        for sequence in outputs.sequences:
-            output += sequence.token_ids
+    request = Submission("paris", prompt, SamplingParams(temperature=0.0, max_tokens=16))
+    (output,) = answers_to(engine, [request])["paris"]
     assert 7042 in output  # " Paris"
     executor.shutdown()

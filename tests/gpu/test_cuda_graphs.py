@@ -21,6 +21,7 @@ from pagewire_engine.step import NewSequence, ScheduledSequence, StepPlan
 from pagewire_engine.submission import Submission
 from pagewire_engine.worker.worker import Worker
 from tests.bench.gpu.workloads import MODELS
+from tests.fakes.engine_run import Answers, answers_to
 from tests.fakes.tiny_models import VOCAB_SIZE, write_tiny_model
 
 pytestmark = [
@@ -60,7 +61,7 @@ EVERY_KIND = [
 class Told:
     """What an engine told, and how it came to it."""
 
-    tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    tokens: Answers = field(default_factory=dict)
     num_replays: int = 0
     num_layer_replays: int = 0
     engine: Engine | None = None
@@ -82,15 +83,7 @@ def answers(
     engine = assemble_engine(executor, config, load_description(files, config).eos_token_ids)
     told = Told(engine=engine)
     for _ in range(2 if again else 1):
-        told.tokens.clear()
-        for request in requests:
-            engine.add(request)
-        while engine.has_work:
-            outputs = engine.step()
-            assert not outputs.failures, outputs.failures
-            for output in outputs.sequences:
-                key = (output.request_id, output.sequence_index)
-                told.tokens.setdefault(key, []).extend(output.token_ids)
+        told.tokens = answers_to(engine, requests)
     assert executor._worker is not None
     told.num_replays = getattr(executor._worker._runner, "num_replays", 0)
     told.num_layer_replays = getattr(executor._worker._runner, "num_layer_replays", 0)
@@ -293,14 +286,7 @@ def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
     files = resolve_model(config)
     executor = SingleProcessExecutor(config, files)
     engine = assemble_engine(executor, config, load_description(files, config).eos_token_ids)
-
-    def run() -> None:
-        for request in _requests(VOCAB_SIZE):
-            engine.add(request)
-        while engine.has_work:
-            assert not engine.step().failures
-
-    run()  # compiles what is not yet
+    answers_to(engine, _requests(VOCAB_SIZE))  # compiles what is not yet
     launch = executor.launch
 
     def strict_launch(plan: StepPlan) -> Any:
@@ -311,7 +297,7 @@ def test_no_launch_waits_for_the_device(tmp_path: Path) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     executor.launch = strict_launch  # type: ignore[method-assign]
-    run()
+    answers_to(engine, _requests(VOCAB_SIZE))
     engine.close()
     executor.shutdown()
 

@@ -20,6 +20,7 @@ from pagewire_engine.outputs import SequenceOutput
 from pagewire_engine.queues import SchedulerSettings
 from pagewire_engine.stats import EngineStats
 from pagewire_engine.submission import Submission
+from tests.fakes.engine_run import steps_to_end
 from tests.fakes.tiny_models import VOCAB_SIZE, write_tiny_model
 from tests.numerics.test_smollm2_equals_transformers import model_path, reference
 
@@ -63,9 +64,7 @@ def run(
     try:
         for request in requests:
             engine.add(request)
-        while engine.has_work:
-            outputs = engine.step()
-            assert not outputs.failures
+        for outputs in steps_to_end(engine):
             for output in outputs.sequences:
                 answers[output.request_id].append(output)
     finally:

@@ -27,6 +27,7 @@ from tests.bench.gpu.settings import engine_settings
 from tests.bench.gpu.tokenizer import write_tokenizer
 from tests.bench.gpu.workloads import MODELS, BenchModel
 from tests.bench.structured_output import KINDS
+from tests.fakes.engine_run import steps_to_end
 
 _EOS, _FREE_TOKENS = 0, 300
 _KINDS = ("free", "schemas", "json_object")
@@ -62,9 +63,7 @@ def _decode(
         built.engine.add(Submission(str(row), [*_PROMPT, row], params))
     num_tokens = num_steps = 0
     began = time.monotonic()
-    while built.engine.has_work:
-        outputs = built.engine.step()
-        assert not outputs.failures, outputs.failures
+    for outputs in steps_to_end(built.engine):
         num_steps += 1
         num_tokens += sum(len(each.token_ids) for each in outputs.sequences)
     seconds = time.monotonic() - began

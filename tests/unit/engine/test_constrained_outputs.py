@@ -25,13 +25,13 @@ from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.model_files import resolve_model
 from pagewire_engine.outputs import RequestFailure
 from pagewire_engine.submission import SequencePast, Submission
+from tests.fakes.engine_run import Answers, answers_to
 from tests.fakes.tiny_models import write_tiny_model
 from tests.unit.engine.harness import settings, submission
 
 EOS = 257
 DOT = 13
 MAX_TOKENS = 60
-Answers = dict[str, list[list[int]]]
 
 POINT = {
     "type": "object",
@@ -118,17 +118,7 @@ class Laboratory:
     def run(self, requests: list[Submission], **limits: Any) -> tuple[Answers, Engine]:
         """Runs all together, none of which may fail."""
         engine = self.engine(**limits)
-        told: Answers = {}
-        for request in requests:
-            told[request.request_id] = [[] for _ in range(request.sampling_params.n)]
-            for past in request.past:
-                told[request.request_id][past.index] += past.output_token_ids
-            engine.add(request)
-        while engine.has_work:
-            outputs = engine.step()
-            assert not outputs.failures
-            for output in outputs.sequences:
-                told[output.request_id][output.sequence_index] += output.token_ids
+        told = answers_to(engine, requests)
         engine.scheduler.blocks.check()
         engine.close()
         return told, engine

@@ -13,10 +13,9 @@ from pagewire_engine.engine import Engine
 from pagewire_engine.executor.single_process import SingleProcessExecutor
 from pagewire_engine.model_files import resolve_model
 from pagewire_engine.submission import SequencePast, Submission
+from tests.fakes.engine_run import Answers, answers_to
 from tests.fakes.tiny_models import write_tiny_model
 from tests.unit.engine.harness import settings, submission
-
-Answers = dict[str, list[list[int]]]
 
 REQUESTS = [
     submission("greedy", range(3, 20), max_tokens=14),
@@ -72,21 +71,8 @@ def answers(
         settings=settings(num_blocks=num_blocks, **limits),
         overlaps_steps=overlaps_steps,
     )
-    for request in first or ():
-        engine.add(request)
-    while engine.has_work:
-        engine.step()
-    told: Answers = {}
-    for request in requests:
-        told[request.request_id] = [[] for _ in range(request.sampling_params.n)]
-        for past in request.past:
-            told[request.request_id][past.index] += past.output_token_ids
-        engine.add(request)
-    while engine.has_work:
-        outputs = engine.step()
-        assert not outputs.failures
-        for output in outputs.sequences:
-            told[output.request_id][output.sequence_index] += output.token_ids
+    answers_to(engine, first or ())
+    told = answers_to(engine, requests)
     engine.scheduler.blocks.check()
     engine.close()
     executor.shutdown()

@@ -20,6 +20,7 @@ from pagewire_engine.models.base import CausalLM
 from pagewire_engine.outputs import SequenceOutput
 from pagewire_engine.submission import Submission
 from tests.fakes.device_executor import DeviceExecutor
+from tests.fakes.engine_run import steps_to_end
 from tests.fakes.step_driver import load
 from tests.fakes.tiny_models import write_tiny_model
 from tests.unit.engine.harness import settings, submission
@@ -98,11 +99,7 @@ def run(
     answers = Answers()
     for request in requests:
         engine.add(request)
-    step = 0
-    while engine.has_work:
-        step += 1
-        outputs = engine.step()
-        assert not outputs.failures, outputs.failures
+    for step, outputs in enumerate(steps_to_end(engine), start=1):
         for output in outputs.sequences:
             answers.take(output)
         for told in outputs.prompt_logprobs:
