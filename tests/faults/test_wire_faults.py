@@ -288,7 +288,7 @@ async def test_a_request_that_left_an_engine_which_has_not_heard_comes_back_to_i
         deltas = aiter(stream)
         collected.add(await anext(deltas))
         failover = stream._failover
-        departures = failover._submission.departures
+        departures = failover._departures
         tell = departures._tell
         lost: list[str] = []
 

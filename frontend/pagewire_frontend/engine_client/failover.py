@@ -19,13 +19,16 @@ from pagewire.errors import (
 from pagewire.outputs import FinishReason
 from pagewire_frontend.engine_client.base import EngineRequest, ModelInfo
 from pagewire_frontend.engine_client.control import TransportError
+from pagewire_frontend.engine_client.departures import Departures
 from pagewire_frontend.engine_client.failover_counts import FailoverCounts
 from pagewire_frontend.engine_client.fleet import Fleet
 from pagewire_frontend.engine_client.link import EngineLink, LinkState
 from pagewire_frontend.engine_client.live_request import LiveRequest
+from pagewire_frontend.engine_client.placement import Placement
 from pagewire_frontend.engine_client.presumed_deaths import PresumedDeaths
 from pagewire_frontend.engine_client.session import WireSession
 from pagewire_frontend.engine_client.submission import Submission
+from pagewire_frontend.engine_client.suspects import Suspects
 
 _logger = logging.getLogger(__name__)
 
@@ -54,8 +57,19 @@ class Failover:
         self._lives: dict[LiveRequest, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
-        self._submission = Submission(fleet, window_s, self._counts, self._spawn)
-        self._presumed = PresumedDeaths(self._submission.suspects)
+        self._suspects = Suspects(window_s)
+        self._presumed = PresumedDeaths(self._suspects)
+        self._placement = Placement(fleet, self._suspects)
+        self._departures = Departures(self._spawn, window_s)
+        self._submission = Submission(
+            fleet,
+            self._suspects,
+            self._placement,
+            self._departures,
+            window_s=window_s,
+            counts=counts,
+            spawn=self._spawn,
+        )
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -81,7 +95,7 @@ class Failover:
         if live not in self._lives:
             return None
         self._submission.withdraw(live)
-        told = self._submission.departures.tell(live) if tell else None
+        told = self._departures.tell(live) if tell else None
         live.mailbox.mute_all(FinishReason.ABORT)
         self._forget(live)
         return told
@@ -92,7 +106,7 @@ class Failover:
         if live.mailbox.sequences[index].finish_reason is None:
             # With the last one the whole request: that refuses a Submit which is still on its way.
             of = index if live.mailbox.num_open > 1 else None
-            told = self._submission.departures.tell(live, of, FinishReason.STOP)
+            told = self._departures.tell(live, of, FinishReason.STOP)
         live.mailbox.mute(index, FinishReason.STOP)
         return told
 
@@ -108,10 +122,9 @@ class Failover:
 
     def _forget(self, live: LiveRequest) -> None:
         """The request has ended, one way or another."""
-        suspects = self._submission.suspects
-        suspected = live in suspects
+        suspected = live in self._suspects
         # Here too, since its resubmission may never have begun: all others would wait for it.
-        suspects.forget(live)
+        self._suspects.forget(live)
         if suspected:
             self._fleet.announce()  # it may wait for an engine to be tried in, and others for that
         self._presumed.forget(live)
@@ -146,7 +159,7 @@ class Failover:
         session = link.session
         assert session is not None
         another_life = session.epoch != replaced.epoch
-        self._submission.placement.forget_cache_of(link, another_life)
+        self._placement.forget_cache_of(link, another_life)
         died = another_life and replaced.epoch != link.stopped_epoch
         _logger.info(
             "%s; %d live requests are submitted again",
@@ -186,8 +199,7 @@ class Failover:
         session = link.session
         if state is LinkState.AWAY and not link.died:
             self._fail_those_of_another_model(link)
-        placement = self._submission.placement
-        movable = [live for live in link.lives.values() if placement.has_another(live, link)]
+        movable = [live for live in link.lives.values() if self._placement.has_another(live, link)]
         if not movable or session is None:
             return
         _logger.warning(
@@ -200,13 +212,13 @@ class Failover:
             for live in movable:
                 self._submission.move(live, "drain")
             return
-        placement.forget_cache_of(link, True)
+        self._placement.forget_cache_of(link, True)
         died = state is LinkState.STUCK or link.died
         some_stay = len(movable) < len(link.lives)
         if some_stay:
             # Else the session is ended, and all of it with that.
             for live in movable:
-                self._submission.departures.tell(live)
+                self._departures.tell(live)
         counted = self._lose(movable, session, "death" if died else "drain")
         for live in counted:
             self._presumed.note(link, session.epoch, live)
@@ -215,7 +227,7 @@ class Failover:
 
     def _fail_those_of_another_model(self, link: EngineLink) -> None:
         for live in list(link.lives.values()):
-            if not self._submission.placement.has_model(live):
+            if not self._placement.has_model(live):
                 live.mailbox.fail(
                     UnavailableError(
                         "the engine has stopped, and those that are left serve another model"
@@ -230,14 +242,13 @@ class Failover:
         Returns:
             Those against whom its death counts.
         """
-        suspects = self._submission.suspects
-        trial = suspects.on_trial_in(session)
+        trial = self._suspects.on_trial_in(session)
         counted = []
         for live in list(lost):
             live.leave()
-            if reason == "death" and suspects.count_death(live, trial, lagged=session.lagged):
+            if reason == "death" and self._suspects.count_death(live, trial, lagged=session.lagged):
                 counted.append(live)
-            if not self._submission.placement.has_model(live):
+            if not self._placement.has_model(live):
                 # Those never accepted too: their prompts are in the other model's tokens.
                 live.mailbox.fail(UnavailableError("the engine came back with another model"))
             else:
@@ -270,7 +281,7 @@ class Failover:
             return
         ended_here = isinstance(error, InternalError | ResourceExhaustedError)
         if ended_here:
-            self._submission.departures.tell(live)
+            self._departures.tell(live)
         live.mailbox.fail(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -39,27 +39,29 @@ class Submission:
 
     Args:
         fleet: the engines.
-        window_s: how long a request may be without an engine.
-        counts: where moves and resumptions are counted.
-        spawn: runs a task until the client is closed.
-
-    Attributes:
         suspects: those that may be what kills engines.
         placement: which engine a request may go to.
         departures: tells engines what leaves them.
+        window_s: how long a request may be without an engine.
+        counts: where moves and resumptions are counted.
+        spawn: runs a task until the client is closed.
     """
 
     def __init__(
         self,
         fleet: Fleet,
+        suspects: Suspects,
+        placement: Placement,
+        departures: Departures,
+        *,
         window_s: float,
         counts: FailoverCounts,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self.suspects = Suspects(self._place, window_s)
-        self.placement = Placement(fleet, self.suspects)
-        self.departures = Departures(spawn, window_s)
         self._fleet = fleet
+        self._suspects = suspects
+        self._placement = placement
+        self._departures = departures
         self._window_s = window_s
         self._counts = counts
         self._spawn = spawn
@@ -89,7 +91,7 @@ class Submission:
 
     def move(self, live: LiveRequest, reason: str) -> None:
         """Gives a request that an engine could go on with to another one."""
-        self.departures.tell(live)
+        self._departures.tell(live)
         live.leave()
         self.again(live, reason)
 
@@ -115,8 +117,8 @@ class Submission:
             PagewireError: the engine refuses it.
         """
         while not live.accepted and not live.mailbox.ended:
-            if live in self.suspects:
-                await self.suspects.try_alone(live)
+            if live in self._suspects:
+                await self._suspects.try_alone(live, self._place)
             elif live.placed:
                 async with self._slots:
                     await self._place(live)
@@ -139,7 +141,7 @@ class Submission:
             if link is None or session is None:
                 return
             if live.session is not session:
-                self.placement.join(live, link, session)
+                self._placement.join(live, link, session)
             try:
                 await self._submit_to(link, session, live)
                 return
@@ -149,7 +151,7 @@ class Submission:
                 # Not this Submit; but one before may have arrived whose answer was lost.
                 link.note_draining()
                 if live.session is session:
-                    self.departures.tell(live)
+                    self._departures.tell(live)
                     live.leave()
             except TransportError as error:
                 # It may have arrived: the same number and id again are the same request.
@@ -157,7 +159,7 @@ class Submission:
                 link.renew_channel()
                 was_elsewhere = True
                 if time.monotonic() - live.waiting_since > self._window_s:
-                    self.departures.tell(live)
+                    self._departures.tell(live)
                     raise self.unavailable() from None
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_S)
@@ -165,7 +167,7 @@ class Submission:
                 # It had left that engine, which has not heard, or has got an earlier Submit since.
                 if not was_elsewhere or time.monotonic() - live.waiting_since > self._window_s:
                     raise
-                await self.departures.tell_of_any(link, session, live)
+                await self._departures.tell_of_any(link, session, live)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, MAX_RETRY_S)
 
@@ -208,7 +210,7 @@ class Submission:
         live.adapter_version = accepted.adapter_version
         for index in live.open_at_first:
             if records[index].finish_reason is FinishReason.STOP:
-                self.departures.tell(live, index, FinishReason.STOP)
+                self._departures.tell(live, index, FinishReason.STOP)
 
     async def _link_for(self, live: LiveRequest) -> EngineLink | None:
         """The engine to submit to, once there is one and it need not wait for trials of others; for
@@ -219,15 +221,15 @@ class Submission:
             UnavailableError: there was none within the window.
         """
         while True:
-            if live.mailbox.ended or self.suspects.awaits_trial(live):
+            if live.mailbox.ended or self._suspects.awaits_trial(live):
                 return None
-            for other in self.placement.make_room_for(live):
+            for other in self._placement.make_room_for(live):
                 self.move(other, "trial")
-            link = self.placement.choose(live)
+            link = self._placement.choose(live)
             if link is not None:
                 return link
-            if self.placement.waits_for_verdicts(live):
-                await self.suspects.wait_for_verdicts(live)
+            if self._placement.waits_for_verdicts(live):
+                await self._suspects.wait_for_verdicts(live)
                 continue
             # Engines that have been gone for longer than the window keep nobody waiting.
             since = live.waiting_since
@@ -235,7 +237,7 @@ class Submission:
                 since = min(since, self._fleet.lost_at)
             rest_s = since + self._window_s - time.monotonic()
             if not await self._fleet.wait_for_news(rest_s) and rest_s <= 0:
-                self.departures.tell(live)
+                self._departures.tell(live)
                 raise self.unavailable()
 
     async def _resubmit(self, live: LiveRequest) -> None:

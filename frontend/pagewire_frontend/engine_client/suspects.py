@@ -18,6 +18,8 @@ from pagewire_frontend.engine_client.session import WireSession
 
 _logger = logging.getLogger(__name__)
 
+Place = Callable[[LiveRequest], Awaitable[None]]
+
 SUSPICIOUS_DEATHS = 2
 # The step that killed an engine comes again within a few tokens of what was received before: those
 # of eight frames on their way, of the step that killed it, and of one launched ahead. Within more
@@ -36,12 +38,10 @@ class Suspects:
     """Who is suspected, and who is on trial.
 
     Args:
-        place: submits a request until an engine has accepted it.
         window_s: how long a request may be without an engine, trials of others included.
     """
 
-    def __init__(self, place: Callable[[LiveRequest], Awaitable[None]], window_s: float) -> None:
-        self._place = place
+    def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._suspects: set[LiveRequest] = set()
         # Against whom a death counts that is not explained yet: also those that were in flight at
@@ -156,10 +156,14 @@ class Suspects:
         """
         await self._within_the_window(live, self._cleared.wait())
 
-    async def try_alone(self, live: LiveRequest) -> None:
+    async def try_alone(self, live: LiveRequest, place: Place) -> None:
         """Runs a suspect while nothing else unproven runs, until it has come past the point where
         it would have killed the engine again. Returns when it is no longer suspected: then it need
         not be anywhere.
+
+        Args:
+            live: the suspect.
+            place: submits it until an engine has accepted it.
 
         Raises:
             UnavailableError: its turn did not come within the window.
@@ -169,12 +173,12 @@ class Suspects:
             if live in self._suspects:
                 _logger.info("request %s is tried alone", live.request.request_id)
                 self._on_trial = live
-                await self._try(live)
+                await self._try(live, place)
         finally:
             self._on_trial = live.mailbox.progressed = None
             self._court.release()
 
-    async def _try(self, live: LiveRequest) -> None:
+    async def _try(self, live: LiveRequest, place: Place) -> None:
         mailbox = live.mailbox
         progressed = mailbox.progressed = asyncio.Event()
         limit_s = _WHOLE_TRIAL_TIMEOUT_S if mailbox.whole else _TRIAL_TIMEOUT_S
@@ -182,7 +186,7 @@ class Suspects:
         since = time.monotonic()
         while live in self._suspects and not mailbox.ended:
             if not live.accepted:
-                await self._place(live)
+                await place(live)
                 since = time.monotonic()
                 continue
             if mailbox.num_tokens >= self._proof_at:

@@ -72,7 +72,7 @@ async def settled() -> None:
 async def test_no_suspect_comes_before_the_request_that_must_leave_for_it(engines: Engines) -> None:
     link = engines.add("a")
     live = await engines.failover.submit(request())
-    engines.failover._submission.departures.tell(live)
+    engines.failover._departures.tell(live)
     # Not only once the task that tells the engine has begun.
     assert not link.vacancy.clear
 
@@ -83,7 +83,7 @@ async def test_a_suspect_is_tried_as_soon_as_a_heartbeat_says_that_its_engine_is
     link = engines.add("a")
     await engines.failover.submit(request())
     suspect = await engines.failover.submit(request())
-    suspects = engines.failover._submission.suspects
+    suspects = engines.failover._suspects
     for _ in range(2):
         suspects.count_death(suspect, trial=None)
     suspect.leave()

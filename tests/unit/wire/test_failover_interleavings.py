@@ -133,7 +133,7 @@ class Run:
     async def _rest(self, fleet: Fleet) -> None:
         """Nothing is left anywhere."""
         assert not self.failover._lives
-        suspects = self.failover._submission.suspects
+        suspects = self.failover._suspects
         assert suspects.cleared
         assert not suspects._implicated
         for link in fleet.links.values():

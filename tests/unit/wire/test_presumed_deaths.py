@@ -82,7 +82,7 @@ async def test_a_death_that_the_one_on_trial_explains_is_nobody_else_s() -> None
     engines = Engines()
     engines.add("a")
     live = await engines.failover.submit(request())
-    suspects = engines.failover._submission.suspects
+    suspects = engines.failover._suspects
     guilty = MagicMock()
     assert not suspects.count_death(live, guilty)
     assert suspects.count_death(live, None)

@@ -35,8 +35,8 @@ def suspect(failover: Failover) -> LiveRequest:
     live = LiveRequest(EngineRequest("r", [1], SamplingParams()), failover._forget)
     failover._lives[live] = None
     live.placed, live.deaths = True, SUSPICIOUS_DEATHS - 1
-    failover._submission.suspects.count_death(live, trial=None)
-    assert not failover._submission.suspects.cleared
+    failover._suspects.count_death(live, trial=None)
+    assert not failover._suspects.cleared
     return live
 
 
@@ -45,12 +45,12 @@ async def test_one_that_is_dropped_before_its_trial_has_begun(failover: Failover
     failover._submission.again(live, "death")
     failover.abandon(live)
     await asyncio.sleep(0)
-    assert failover._submission.suspects.cleared
+    assert failover._suspects.cleared
 
 
 async def test_one_that_fails_without_a_trial(failover: Failover) -> None:
     suspect(failover).mailbox.fail(UnavailableError("the engine came back with another model"))
-    assert failover._submission.suspects.cleared
+    assert failover._suspects.cleared
 
 
 def placed() -> LiveRequest:
@@ -64,18 +64,18 @@ async def never(live: LiveRequest) -> None:
 
 
 async def test_nobody_waits_for_trials_beyond_the_failover_window() -> None:
-    suspects = Suspects(never, 0.2)
+    suspects = Suspects(0.2)
     first, second, other = placed(), placed(), placed()
     for live in (first, second):
         live.deaths = SUSPICIOUS_DEATHS - 1
         suspects.count_death(live, None)
-    trial = asyncio.create_task(suspects.try_alone(first))
+    trial = asyncio.create_task(suspects.try_alone(first, never))
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
         with pytest.raises(UnavailableError, match="tried one by one"):
             await suspects.wait_for_verdicts(other)
         with pytest.raises(UnavailableError, match="tried one by one"):
-            await suspects.try_alone(second)
+            await suspects.try_alone(second, never)
     trial.cancel()
     await asyncio.wait({trial})
     # The court is free again, and a verdict lets the others go on.
@@ -96,10 +96,10 @@ async def test_a_suspect_is_acquitted_once_it_has_come_past_the_point_of_death()
         proven.mailbox.add_tokens(0, 0, [1] * suspects_module._UNSEEN_TOKENS)
         proven.mailbox.wake()
 
-    suspects = Suspects(place, 1.0)
+    suspects = Suspects(1.0)
     suspects.count_death(proven, None)
     assert proven in suspects
-    await suspects.try_alone(proven)
+    await suspects.try_alone(proven, place)
     assert proven not in suspects
     assert suspects.cleared
     # Nothing is explained: at the next death it is suspected again, and at once.
@@ -120,20 +120,20 @@ async def test_a_suspect_that_tells_nothing_before_its_end_holds_the_others_up_m
         live.session = live.accepted_in = MagicMock()
         live.link = MagicMock(answering=True, usable=False)  # as a retired one
 
-    suspects = Suspects(place, 1.0)
+    suspects = Suspects(1.0)
     for _ in range(SUSPICIOUS_DEATHS):
         blamed(suspects, beams, sampled)
-    await asyncio.wait_for(suspects.try_alone(beams), 5)
+    await asyncio.wait_for(suspects.try_alone(beams, place), 5)
     assert beams not in suspects
     assert not beams.mailbox.ended
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(suspects.try_alone(sampled), 0.5)
+        await asyncio.wait_for(suspects.try_alone(sampled, place), 0.5)
 
 
 async def test_one_that_kills_the_engine_on_trial_has_failed_and_the_others_are_not_blamed() -> (
     None
 ):
-    suspects = Suspects(never, 1.0)
+    suspects = Suspects(1.0)
     guilty, bystander = placed(), placed()
     guilty.deaths = SUSPICIOUS_DEATHS - 1
     suspects.count_death(guilty, trial=guilty)
@@ -150,7 +150,7 @@ def blamed(suspects: Suspects, *lives: LiveRequest) -> None:
 
 
 async def test_one_that_came_past_the_point_of_death_is_not_to_blame_for_that_death() -> None:
-    suspects = Suspects(never, 1.0)
+    suspects = Suspects(1.0)
     busy, stuck = placed(), placed()
     count = suspects_module._UNSEEN_TOKENS + suspects_module._HARMLESS_TOKENS
     for tokens in ([1] * count, [2] * count, [3] * count):
@@ -162,7 +162,7 @@ async def test_one_that_came_past_the_point_of_death_is_not_to_blame_for_that_de
 
 
 async def test_each_sequence_must_have_come_past_it() -> None:
-    suspects = Suspects(never, 1.0)
+    suspects = Suspects(1.0)
     live = LiveRequest(EngineRequest("r", [1], SamplingParams(n=3)), lambda live: None)
     live.placed = True
     blamed(suspects, live)
@@ -182,11 +182,11 @@ async def test_a_conviction_explains_the_deaths_and_clears_everybody_else() -> N
         if live is guilty:
             await asyncio.Event().wait()
 
-    suspects = Suspects(place, 1.0)
+    suspects = Suspects(1.0)
     guilty, *others = lives = [placed() for _ in range(4)]
     for _ in range(SUSPICIOUS_DEATHS):
         blamed(suspects, *lives)
-    trials = [asyncio.create_task(suspects.try_alone(live)) for live in lives]
+    trials = [asyncio.create_task(suspects.try_alone(live, place)) for live in lives]
     await on_trial.wait()
     assert submitted == [guilty]
     suspects.count_death(guilty, trial=guilty)
@@ -207,19 +207,19 @@ async def test_one_that_has_come_through_its_trial_is_cleared_by_another_s_convi
         else:
             suspects.count_death(live, trial=live)
 
-    suspects = Suspects(place, 1.0)
+    suspects = Suspects(1.0)
     proven, guilty = placed(), placed()
     for _ in range(SUSPICIOUS_DEATHS):
         blamed(suspects, proven, guilty)
-    await suspects.try_alone(proven)
+    await suspects.try_alone(proven, place)
     assert proven.deaths == SUSPICIOUS_DEATHS - 1
-    await suspects.try_alone(guilty)
+    await suspects.try_alone(guilty, place)
     assert guilty.mailbox.ended
     assert proven.deaths == 0
 
 
 async def test_a_conviction_explains_the_one_death_of_who_came_after_the_first() -> None:
-    suspects = Suspects(never, 1.0)
+    suspects = Suspects(1.0)
     guilty, newcomer = placed(), placed()
     blamed(suspects, guilty)
     blamed(suspects, guilty, newcomer)
@@ -240,10 +240,10 @@ async def test_a_trial_s_time_stands_still_while_the_engine_is_away(
         live.session, live.link = MagicMock(), link
         live.accepted_in = live.session
 
-    suspects = Suspects(place, 1.0)
+    suspects = Suspects(1.0)
     for _ in range(SUSPICIOUS_DEATHS):
         blamed(suspects, live)
-    trial = asyncio.create_task(suspects.try_alone(live))
+    trial = asyncio.create_task(suspects.try_alone(live, place))
     await asyncio.sleep(0.2)
     assert live in suspects
     link.answering = True
@@ -257,10 +257,10 @@ async def test_a_trial_goes_further_where_the_engine_may_have_been_far_ahead() -
     async def place(live: LiveRequest) -> None:
         live.session = live.accepted_in = MagicMock()
 
-    suspects = Suspects(place, 1.0)
+    suspects = Suspects(1.0)
     for _ in range(SUSPICIOUS_DEATHS):
         suspects.count_death(live, None, lagged=True)
-    trial = asyncio.create_task(suspects.try_alone(live))
+    trial = asyncio.create_task(suspects.try_alone(live, place))
     for start in range(0, 64, 8):
         await asyncio.sleep(0)
         assert live in suspects
@@ -271,7 +271,7 @@ async def test_a_trial_goes_further_where_the_engine_may_have_been_far_ahead() -
 
 
 async def test_what_seemed_a_death_may_be_none() -> None:
-    suspects = Suspects(never, 1.0)
+    suspects = Suspects(1.0)
     live = placed()
     for _ in range(SUSPICIOUS_DEATHS):
         blamed(suspects, live)
@@ -282,7 +282,7 @@ async def test_what_seemed_a_death_may_be_none() -> None:
 
 
 async def test_nobody_is_implicated_in_deaths_that_were_none() -> None:
-    suspects = Suspects(never, 1.0)
+    suspects = Suspects(1.0)
     live = placed()
     blamed(suspects, live)
     assert live in suspects._implicated
@@ -291,7 +291,7 @@ async def test_nobody_is_implicated_in_deaths_that_were_none() -> None:
 
 
 async def test_one_that_was_never_accepted_is_tried_like_any_other() -> None:
-    suspects = Suspects(never, 1.0)
+    suspects = Suspects(1.0)
     guilty, newcomer = placed(), placed()
     newcomer.placed = False
     for _ in range(SUSPICIOUS_DEATHS + 1):
