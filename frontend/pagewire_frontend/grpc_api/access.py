@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from pagewire_frontend.grpc_api.errors import end, to_status
 from pagewire_frontend.grpc_api.wrapping import Context, ServerInterceptor, wrapped
 
 if TYPE_CHECKING:
-    from pagewire_frontend.grpc_api.wrapping import Handler
+    from pagewire_frontend.grpc_api.wrapping import Continuation, Handler
 
 _HEALTH = f"/{health.SERVICE_NAME}/"
 _COUNTED = "/pagewire."
@@ -47,9 +47,7 @@ class AccessInterceptor(ServerInterceptor):
         self._access = access
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
         method = handler_call_details.method
         if method.startswith(_HEALTH):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -13,16 +13,14 @@ from pagewire_frontend.grpc_api.errors import end, to_status
 from pagewire_frontend.grpc_api.wrapping import Context, ServerInterceptor
 
 if TYPE_CHECKING:
-    from pagewire_frontend.grpc_api.wrapping import Handler
+    from pagewire_frontend.grpc_api.wrapping import Continuation, Handler
 
 
 class MalformedInterceptor(ServerInterceptor):
     """Ends calls whose request can't be read as INVALID_ARGUMENT, of every service."""
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
         handler = await continuation(handler_call_details)
         if handler is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from pagewire_frontend.grpc_api.wrapping import Context, ServerInterceptor, wrap
 from pagewire_frontend.tracing import kind_of, set_current
 
 if TYPE_CHECKING:
-    from pagewire_frontend.grpc_api.wrapping import Handler
+    from pagewire_frontend.grpc_api.wrapping import Continuation, Handler
 
 _TRACED = "/pagewire."
 
@@ -30,9 +30,7 @@ class TracingInterceptor(ServerInterceptor):
         self._tracing = tracing
 
     async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler:
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(_TRACED):

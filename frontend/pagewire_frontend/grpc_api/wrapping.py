@@ -4,7 +4,7 @@ or coroutines that write."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 if TYPE_CHECKING:  # generic in the stubs alone
     ServerInterceptor = grpc.aio.ServerInterceptor[Any, Any]
     Handler = grpc.RpcMethodHandler[Any, Any]
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 else:
     ServerInterceptor = grpc.aio.ServerInterceptor
 
