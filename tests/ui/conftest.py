@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, Page
 
 from tests.fakes.ports import free_port
 from tests.ui.browser import launched_browser
+from tests.ui.fake_inference import FakeInference
 from tests.ui.page_process import page_process
 
 
@@ -28,6 +29,15 @@ def browser() -> Iterator[Browser]:
     # While it lives, playwright's event loop runs in this thread: asynchronous tests can't.
     with launched_browser() as launched:
         yield launched
+
+
+@pytest.fixture(scope="module")
+def frontend(frontend_port: int) -> Iterator[FakeInference]:
+    """What the page talks to."""
+    fake = FakeInference()
+    fake.start(frontend_port)
+    yield fake
+    fake.stop()
 
 
 @pytest.fixture

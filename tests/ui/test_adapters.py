@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from pagewire.v1 import engine_pb2
+from tests.ui.adapters_tab import fill, row
 from tests.ui.browser import answer, choose, new_chat, page_at, send, take_pictures
 from tests.ui.fake_adapters import FakeAdapters
 from tests.ui.fake_inference import FakeInference
@@ -42,11 +43,6 @@ def tab(opened: Page) -> Page:
     return opened
 
 
-def row(page: Page, name: str) -> Locator:
-    """What the table says of an adapter."""
-    return page.locator(f'#adapters-table tr[data-adapter="{name}"]')
-
-
 def test_the_table_tells_lineage_memory_and_requests(tab: Page) -> None:
     for told in ("fake-model → sql", "1.2 MB host, 1.2 MB device", "3 running", "in host memory",
                  "alpha 16", "down_proj, q_proj", "aaaaaaaaaa"):  # fmt: skip
@@ -58,9 +54,7 @@ def test_a_load_shows_its_progress_and_then_the_adapter_can_be_chosen(
     tab: Page, adapters: FakeAdapters
 ) -> None:
     adapters.loading.clear()
-    tab.get_by_label("Name", exact=True).fill("poems")
-    tab.get_by_label("Folder", exact=True).fill("poems")
-    tab.get_by_label("Folder", exact=True).press("Enter")
+    fill(tab, "poems", "poems")
     tab.locator("#load").click()
     expect(tab.locator("#adapters-note")).to_contain_text("Loading poems")
     expect(tab.locator('[data-adapter="poems"] [data-state="loading"]')).to_be_visible()
@@ -82,9 +76,7 @@ def test_a_load_shows_its_progress_and_then_the_adapter_can_be_chosen(
 
 @pytest.mark.slow
 def test_what_can_not_be_loaded_is_said(tab: Page) -> None:
-    tab.get_by_label("Name", exact=True).fill("lost")
-    tab.get_by_label("Folder", exact=True).fill("missing")
-    tab.get_by_label("Folder", exact=True).press("Enter")
+    fill(tab, "lost", "missing")
     tab.locator("#load").click()
     expect(tab.get_by_role("alert")).to_contain_text("No folder 'missing' under --lora-dir")
     tab.get_by_label("Name", exact=True).fill(" ")

@@ -38,14 +38,6 @@ def f(x: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def frontend(frontend_port: int) -> Iterator[FakeInference]:
-    fake = FakeInference()
-    fake.start(frontend_port)
-    yield fake
-    fake.stop()
-
-
-@pytest.fixture(scope="module")
 def opened(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[Page]:
     with page_at(browser, page_url, height=800, accept_downloads=True) as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])

@@ -22,14 +22,6 @@ _SIDE = """(node) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def frontend(frontend_port: int) -> Iterator[FakeInference]:
-    fake = FakeInference()
-    fake.start(frontend_port)
-    yield fake
-    fake.stop()
-
-
 @pytest.fixture
 def chat(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[Page]:
     with page_at(browser, page_url) as page:

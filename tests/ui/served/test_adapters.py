@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e.serve_process import MODEL, Served
+from tests.ui.adapters_tab import fill, row
 from tests.ui.browser import answer, choose, send, take_pictures
 from tests.ui.served.stack import write_noise
 from tests.ui.served.visitor import fresh_chat, open_page
@@ -25,20 +26,8 @@ _LISTEN = """() => {
 }"""
 
 
-def row(page: Page, name: str) -> Locator:
-    """What the table says of an adapter."""
-    return page.locator(f'#adapters-table tr[data-adapter="{name}"]')
-
-
 def note(page: Page) -> Locator:
     return page.locator("#adapters-note")
-
-
-def fill(page: Page, name: str, folder: str) -> None:
-    """Fills the form in."""
-    page.get_by_label("Name", exact=True).fill(name)
-    page.get_by_label("Folder", exact=True).fill(folder)
-    page.get_by_label("Folder", exact=True).press("Enter")
 
 
 def load(page: Page, name: str, folder: str) -> None:
