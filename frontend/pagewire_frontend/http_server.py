@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import socket
 from collections.abc import Callable, Iterator
 
@@ -21,6 +20,10 @@ from pagewire_frontend.openai_api.http_protocol import BoundedHttpProtocol
 logger = logging.getLogger(__name__)
 
 _COUNT_INTERVAL_S = 0.25
+# uvicorn looks ten times a second, and then lets idle connections close.
+_LEAST_GRACE_S = 1.0
+# For requests that were cut off to abort their work in the engine.
+_ABORT_WAIT_S = 5.0
 # Kept free: for connections to engines, and for the files that answers need.
 _LEAST_DESCRIPTORS = 16
 
@@ -78,18 +81,28 @@ class HttpServer:
         self._watch = asyncio.create_task(self._watch_descriptors())
 
     async def stop(self, grace_s: float) -> None:
+        """Takes no new connection, and cuts off those that are not over after `grace_s`."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait({self._watch})
-        # Whole seconds, and 0 would not even let idle connections close.
-        self._server.config.timeout_graceful_shutdown = max(1, math.ceil(grace_s))
         self._server.should_exit = True
         if self._task is not None:
+            await asyncio.wait({self._task}, timeout=max(_LEAST_GRACE_S, grace_s))
+            if not self._task.done():
+                self._cut_off()
+                await asyncio.wait({self._task}, timeout=_ABORT_WAIT_S)
+            self._server.force_exit = True
             await self._task
-            # Cancelled requests still have to abort their work in the engine.
-            if tasks := self._server.server_state.tasks:
-                await asyncio.wait(tasks, timeout=5.0)
         close_all(self._sockets)
+
+    def _cut_off(self) -> None:
+        """Its requests find that the client has left, as any other's. uvicorn would cancel them,
+        and answer 500 in a shape of its own."""
+        connections = list(self._server.server_state.connections)
+        logger.warning("%d HTTP connections did not end: they are cut off", len(connections))
+        for connection in connections:
+            if connection.transport is not None:
+                connection.transport.abort()
 
     async def _watch_descriptors(self) -> None:
         while True:

@@ -14,6 +14,7 @@ from pagewire_frontend.finished import FinishedGeneration, collect
 from pagewire_frontend.generation_types import GenerationUpdate
 from pagewire_frontend.metrics import FrontendMetrics
 from pagewire_frontend.running_generation import RunningGeneration
+from pagewire_frontend.shutdown import Shutdown
 from pagewire_frontend.tracing import end_generation
 
 request_log = logging.getLogger("pagewire_frontend.requests")
@@ -53,6 +54,7 @@ class MeteredGeneration:
         "_num_tokens",
         "_reasons",
         "_running",
+        "_shutdown",
         "_span",
         "_started_at",
         "_times",
@@ -65,6 +67,7 @@ class MeteredGeneration:
         running: RunningGeneration,
         started_at: float,
         metrics: FrontendMetrics,
+        shutdown: Shutdown,
         field_names: Mapping[str, str],
         logged_tenant: str | None = None,
         span: TraceSpan | None = None,
@@ -74,6 +77,7 @@ class MeteredGeneration:
             running: the request.
             started_at: when it was accepted, by `time.monotonic`.
             metrics: where it is counted.
+            shutdown: tells whether who cancels it is the server.
             field_names: what the client calls the fields that errors name.
             logged_tenant: whose it is, for a line in the log at its end; None: no such line.
             span: of a trace; it ends with the request.
@@ -84,6 +88,7 @@ class MeteredGeneration:
         self.prompt_token_ids = running.prompt_token_ids
         self._running = running
         self._metrics = metrics
+        self._shutdown = shutdown
         self._field_names = field_names
         self._started_at = started_at
         self._first_token_at = 0.0
@@ -104,12 +109,10 @@ class MeteredGeneration:
         except StopAsyncIteration:
             self._end()
             raise
-        except PagewireError as error:
-            self._end(error.code)
-            error.field = self._field_names.get(error.field, error.field)
-            raise
-        except Exception:
-            self._end(ErrorCode.INTERNAL)
+        except BaseException as error:
+            self._end(self._shutdown.failure_of(error))
+            if isinstance(error, PagewireError):
+                error.field = self._field_names.get(error.field, error.field)
             raise
         now = time.monotonic()
         for delta in update.deltas:

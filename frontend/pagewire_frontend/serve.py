@@ -15,7 +15,7 @@ from pagewire.settings import SettingsError, exit_with_error
 from pagewire_frontend.model_download import smollm2_path
 from pagewire_frontend.serve_plan import make_plan, make_services
 from pagewire_frontend.serve_settings import ServeOnlySettings
-from pagewire_frontend.supervisor import StartFailure, Supervisor
+from pagewire_frontend.supervisor import AFTER_GRACE_S, StartFailure, Supervisor
 
 _PROG = "pagewire serve"
 
@@ -48,8 +48,8 @@ def _serve(settings: ServeOnlySettings, private_folder: Callable[[], str]) -> in
         supervisor = Supervisor(
             make_services(plan),
             ready_line=plan.ready_line,
-            # Running requests get the frontend's grace period to end.
-            shutdown_timeout_s=plan.frontend.grace_period_s + 5.0,
+            # Running requests get the frontend's grace period to end, and its workers more.
+            shutdown_timeout_s=plan.frontend.grace_period_s + 1.5 * AFTER_GRACE_S,
             log_format=plan.frontend.log_format,
         )
         await supervisor.run()

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 _READY_POLL_S = 0.2
 _RECONNECT_S = 1.0
 _ADAPTER_POLL_S = 1.0
+# After the grace period, for clients to be told that their requests are ended: these may wait until
+# an engine that does not answer has been told too.
+_FAREWELL_S = 2.5
 
 
 class FrontendServer:
@@ -154,15 +157,25 @@ class FrontendServer:
             self._engine_task.result()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Takes nothing new, lets running requests end within the grace period, then ends them.
+        """Takes nothing new, lets running requests end within the grace period, then ends them:
+        their clients are told UNAVAILABLE.
 
         Args:
             grace_s: instead of the configured grace period.
         """
         grace_s = self.config.grace_period_s if grace_s is None else grace_s
         self._serving.stopping = True
-        stopping = [server.stop(grace_s) for server in (self._grpc, self._http) if server]
-        await asyncio.gather(*stopping)
+        servers = [server for server in (self._grpc, self._http) if server is not None]
+        stopping = asyncio.gather(*(server.stop(grace_s + _FAREWELL_S) for server in servers))
+        await asyncio.wait({stopping}, timeout=grace_s)
+        if num_ended := self._serving.shutdown.end_all():
+            logger.warning(
+                "the grace period of %g s (--grace-period-s) is over: %d requests that still ran "
+                "are ended as UNAVAILABLE",
+                grace_s,
+                num_ended,
+            )
+        await stopping
         if self._sibling_http is not None:
             await self._sibling_http.stop(0.0)
         for task in (self._adapters_task, self._engine_task):

@@ -27,6 +27,7 @@ from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.metered_generation import MeteredGeneration, Usage, log_end, together
 from pagewire_frontend.metrics import FrontendMetrics
 from pagewire_frontend.pooling import PooledPrompt, PoolingRequest, pool
+from pagewire_frontend.shutdown import Shutdown
 from pagewire_frontend.tracing import begin_generation, kind_of, phase, within
 from pagewire_frontend.worker_metrics import with_siblings
 from pagewire_frontend.workers import Worker
@@ -62,6 +63,8 @@ class Serving:
     Attributes:
         tracing: makes spans of requests; None: nobody asked for traces. Set before the APIs are
             made.
+        stopping: no new request is taken.
+        shutdown: ends what still runs at the end of the grace period.
     """
 
     def __init__(self, config: FrontendConfig, worker: Worker | None = None) -> None:
@@ -71,6 +74,7 @@ class Serving:
         self.metrics = FrontendMetrics()
         self.tracing: Tracing | None = None
         self.stopping = False
+        self.shutdown = Shutdown()
         self._generation: Generation | None = None
         self._scraped_at = -_SCRAPE_INTERVAL_S
         self._asking: asyncio.Task[None] | None = None
@@ -201,8 +205,7 @@ class Serving:
             with renaming(field_names), within(span):
                 running = await self.generation.start(request)
         except BaseException as error:
-            if isinstance(error, PagewireError):
-                self.metrics.request_failed(error.code)
+            self.metrics.request_failed(self.shutdown.failure_of(error))
             if span is not None:
                 span.fail(kind_of(error))
                 span.end()
@@ -211,6 +214,7 @@ class Serving:
             running,
             started_at,
             self.metrics,
+            self.shutdown,
             field_names,
             request.tenant if self.config.log_requests else None,
             span,
@@ -230,18 +234,14 @@ class Serving:
         """
         started_at = time.monotonic()
         self.metrics.request_started()
-        failure: ErrorCode | None = ErrorCode.CANCELLED
+        failure: ErrorCode | None = None
         pooled: list[PooledPrompt] = []
         try:
             self._check_priority(request.priority)
             with renaming(field_names), phase("pool"):
                 pooled = await pool(self.generation, request)
-            failure = None
-        except PagewireError as error:
-            failure = error.code
-            raise
-        except Exception:
-            failure = ErrorCode.INTERNAL
+        except BaseException as error:
+            failure = self.shutdown.failure_of(error)
             raise
         finally:
             usage = _pooled_usage(pooled, time.monotonic() - started_at)

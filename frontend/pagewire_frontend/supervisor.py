@@ -18,6 +18,9 @@ from pagewire.logs import LogFormat
 from pagewire_frontend.child_process import ChildProcess, describe_end
 from pagewire_frontend.service_output import ServiceOutput
 
+# What a frontend may take to end when its grace period is over: it tells clients, engines and the
+# collector of traces.
+AFTER_GRACE_S = 10.0
 _START_POLL_S = 0.15
 _WATCH_POLL_S = 3.0
 _FIRST_BACKOFF_S = 0.5

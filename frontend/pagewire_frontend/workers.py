@@ -20,7 +20,7 @@ from pagewire.settings import (
 )
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.http_get import http_get
-from pagewire_frontend.supervisor import Service, Supervisor
+from pagewire_frontend.supervisor import AFTER_GRACE_S, Service, Supervisor
 
 _PROG = "pagewire-frontend"
 # A worker finds here what its parent tells it.
@@ -105,7 +105,7 @@ async def _supervise(config: FrontendConfig, ports: Mapping[str, int], folder: s
         [_service(fixed, Worker(index, config.workers, folder)) for index in range(config.workers)],
         ready_line=f"{_PROG} is ready: HTTP {scheme}://{host}:{ports['http_port']}, "
         f"gRPC {host}:{ports['grpc_port']}, {config.workers} workers",
-        shutdown_timeout_s=config.grace_period_s + 5.0,
+        shutdown_timeout_s=config.grace_period_s + AFTER_GRACE_S,
         log_format=config.log_format,
     )
     await supervisor.run()

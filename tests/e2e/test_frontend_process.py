@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire_frontend.frontend_cli import main
+from tests.e2e.wire_peer import WirePeer, wait_until
 from tests.fakes.fake_engine import VOCAB_SIZE, FakeEngine, fake_config
 from tests.fakes.fake_engine_client import byte_tokenizer, tokenizer_files
 
@@ -123,6 +125,39 @@ def test_running_streams_get_the_grace_period_and_a_second_signal_ends_it() -> N
             process.send_signal(signal.SIGTERM)
             process.wait(30)
         assert process.returncode != 0
+
+
+def test_what_outlives_the_grace_period_is_told_and_the_log_has_no_traceback() -> None:
+    with (
+        fake_engine(config=fake_config(), step_time_s=0.05) as engine,
+        frontend(f"--engine={engine.target}", "--grace-period-s=0.5") as process,
+    ):
+        url, target = addresses(process)
+        body = {"prompt": "hi", "max_tokens": 2000, "ignore_eos": True}
+        with ThreadPoolExecutor() as pool, grpc.insecure_channel(target) as channel:
+            asking = pool.submit(
+                httpx.post, f"{url}/v1/completions", json=body, trust_env=False, timeout=60
+            )
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(
+                inference_pb2.GenerateRequest(
+                    text="hi", sampling_params={"max_tokens": 2000, "ignore_eos": True}
+                )
+            )
+            next(call)
+            with WirePeer(engine.target) as peer:
+                wait_until(lambda: peer.stats().num_running == 2, "both run")
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call)
+            response = asking.result()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "unavailable"
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "shutting down" in caught.value.details()
+    assert "Traceback" not in errors
+    assert "2 requests that still ran" in errors
 
 
 def start_in_this_process(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:

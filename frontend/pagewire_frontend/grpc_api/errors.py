@@ -138,12 +138,14 @@ async def end(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.St
 
 
 def answers_errors(handler: HandlerT) -> HandlerT:
-    """Turns what a servicer's method raises into the call's status."""
+    """Turns what a servicer's method raises into the call's status, and ends what runs past the
+    grace period of a server that stops. The servicer knows its `_serving`."""
 
     @wraps(handler)
     async def wrapped(self: Any, request: Any, context: Any) -> Any:
         try:
-            return await handler(self, request, context)
+            async with self._serving.shutdown.bounds():
+                return await handler(self, request, context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:

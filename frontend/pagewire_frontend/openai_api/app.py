@@ -42,6 +42,7 @@ from pagewire_frontend.openai_api.vector_bodies import (
     ScoreBody,
 )
 from pagewire_frontend.serving import Serving
+from pagewire_frontend.shutdown import Shutdown
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -63,7 +64,7 @@ def create_app(serving: Serving) -> ASGIApp:
     def route(method: str, path: str, endpoint: Endpoint, body: type[BaseModel] | None) -> None:
         app.add_api_route(
             path,
-            _answering_errors(endpoint),
+            _answering_errors(endpoint, serving.shutdown),
             # Load balancers ask for heads; the server leaves the body out.
             methods=["GET", "HEAD"] if method == "GET" else [method],
             response_class=Response,
@@ -190,10 +191,11 @@ def _protected(app: ASGIApp, serving: Serving) -> ASGIApp:
     return app
 
 
-def _answering_errors(endpoint: Endpoint) -> Endpoint:
+def _answering_errors(endpoint: Endpoint, shutdown: Shutdown) -> Endpoint:
     async def answering(request: Request) -> Response:
         try:
-            return await endpoint(request)
+            async with shutdown.bounds():
+                return await endpoint(request)
         except Exception as error:
             return error_response(as_pagewire_error(error))
 

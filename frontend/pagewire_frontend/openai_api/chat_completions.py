@@ -50,7 +50,11 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
     reply = _ChatReply(generation, generation_request, body, tokenizer)
     if streams:
         return EventStream(
-            [reply.write], reply.closing, generation.aclose, serving.config.sse_keepalive_s
+            [reply.write],
+            reply.closing,
+            generation.aclose,
+            serving.config.sse_keepalive_s,
+            serving.shutdown,
         )
     try:
         whole = await unless_disconnected(request.receive, reply.whole())

@@ -65,6 +65,7 @@ async def create_completion(serving: Serving, request: Request) -> Response:
                 reply.closing,
                 lambda: serving.close_all(generations),
                 serving.config.sse_keepalive_s,
+                serving.shutdown,
             )
         whole = await unless_disconnected(request.receive, reply.whole())
     except BaseException:

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from pagewire.errors import PagewireError
 from pagewire_frontend.faults import as_pagewire_error
 from pagewire_frontend.openai_api.errors import describe, error_response
 from pagewire_frontend.openai_api.middleware import SEND_BODY
+from pagewire_frontend.shutdown import Shutdown
 
 Emit = Callable[[bytes], Awaitable[None]]
 ResultT = TypeVar("ResultT")
@@ -26,6 +28,11 @@ _HEADERS = [
 ]
 
 
+def error_event(error: PagewireError) -> bytes:
+    """An error in mid-stream, as OpenAI's clients of completions and chats know it."""
+    return b"data: " + describe(error) + b"\n\n"
+
+
 class EventStream(Response):
     """Runs the writers side by side, each emitting whole events, and closes with `[DONE]`, or what
     else stands for it.
@@ -38,7 +45,9 @@ class EventStream(Response):
         closing: the events before `[DONE]`, made once all writers are done.
         cleanup: awaited at the end, however it comes: aborts what still runs.
         keepalive_s: seconds of silence before a comment is sent.
+        shutdown: ends the writers when the server's grace period is over.
         done: the last event.
+        failed: the events of an error in mid-stream.
     """
 
     def __init__(
@@ -47,15 +56,19 @@ class EventStream(Response):
         closing: Callable[[], bytes],
         cleanup: Callable[[], Awaitable[None]],
         keepalive_s: float,
+        shutdown: Shutdown,
         *,
         done: bytes = DONE,
+        failed: Callable[[PagewireError], bytes] = error_event,
     ) -> None:
         super().__init__()
         self._writers = writers
         self._closing = closing
         self._cleanup = cleanup
         self._keepalive_s = keepalive_s
+        self._shutdown = shutdown
         self._done = done
+        self._failed = failed
         self._started = False
         self._sent_at = 0.0
         self._now = asyncio.get_running_loop().time
@@ -85,7 +98,7 @@ class EventStream(Response):
 
     async def _produce(self, scope: Scope, receive: Receive) -> None:
         try:
-            await run_all([writer(self._emit) for writer in self._writers])
+            await run_all([self._run(writer) for writer in self._writers])
             last = self._closing() + self._done
         except Exception as exception:
             error = as_pagewire_error(exception)
@@ -93,10 +106,14 @@ class EventStream(Response):
                 self._started = True
                 await error_response(error)(scope, receive, self._send)
                 return
-            last = b"data: " + describe(error) + b"\n\n" + self._done
+            last = self._failed(error) + self._done
         if last:
             await self._emit(last)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _run(self, writer: Callable[[Emit], Awaitable[None]]) -> None:
+        async with self._shutdown.bounds():
+            await writer(self._emit)
 
     async def _attend(self, receive: Receive) -> None:
         """Keeps a silent stream alive; returns when the client has left."""

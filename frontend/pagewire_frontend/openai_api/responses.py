@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pagewire.errors import InvalidArgumentError, PagewireError
 from pagewire.outputs import FinishReason
-from pagewire_frontend.faults import as_pagewire_error, renaming
+from pagewire_frontend.faults import renaming
 from pagewire_frontend.metered_generation import MeteredGeneration
 from pagewire_frontend.openai_api.body_reading import read_body
 from pagewire_frontend.openai_api.chat_request import chat_request
@@ -76,7 +76,9 @@ class ResponsesApi:
                 lambda: b"",
                 generation.aclose,
                 self._serving.config.sse_keepalive_s,
+                self._serving.shutdown,
                 done=b"",
+                failed=reply.failed,
             )
         try:
             whole = await unless_disconnected(request.receive, reply.whole())
@@ -139,6 +141,7 @@ class _Reply:
         self._keep = keep
         self._output = OutputItems(with_logprobs=body.with_logprobs)
         self._events = EventWriter()
+        self._unsent: list[bytes] = []
 
     async def whole(self) -> dict[str, Any]:
         """Reads the answer to its end."""
@@ -150,29 +153,35 @@ class _Reply:
         return response
 
     async def write(self, emit: Emit) -> None:
-        """All of the stream's events. Once they have begun, a failure is one of them."""
-        events = [
+        """All of the stream's events."""
+        self._unsent = [
             self._events.write(f"response.{name}", {"response": self._begun()})
             for name in ("created", "in_progress")
         ]
-        begun = False
-        try:
-            async for update in self._generation:
-                for delta in update.deltas:
-                    self._output.advance(delta)
-                events += [self._events.write(*told) for told in self._output.take_events()]
-                if events:
-                    begun = True
-                    await emit(b"".join(events))
-                    events.clear()
-            response = self._finished()
-            self._keep(response)
-        except Exception as exception:
-            if not begun:
-                raise
-            response = self._failed(as_pagewire_error(exception))
-        ended = f"response.{response['status']}"
-        await emit(self._events.write(ended, {"response": response}))
+        async for update in self._generation:
+            for delta in update.deltas:
+                self._output.advance(delta)
+            told = self._output.take_events()
+            if told:
+                self._unsent += [self._events.write(*event) for event in told]
+                await emit(self._take_unsent())
+        response = self._finished()
+        self._keep(response)
+        await emit(self._last(response))
+
+    def failed(self, error: PagewireError) -> bytes:
+        """The last events of a stream that has begun, be it with a comment."""
+        return self._last(self._failed(error))
+
+    def _last(self, response: dict[str, Any]) -> bytes:
+        ended = self._events.write(f"response.{response['status']}", {"response": response})
+        return self._take_unsent() + ended
+
+    def _take_unsent(self) -> bytes:
+        """A stream's first events wait for what the model gives: before, it may still fail with a
+        status of its own."""
+        unsent, self._unsent = self._unsent, []
+        return b"".join(unsent)
 
     def _begun(self) -> dict[str, Any]:
         return {**self._head, "status": "in_progress", "output": [], "usage": None}

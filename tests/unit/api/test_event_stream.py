@@ -10,6 +10,7 @@ import pytest
 
 from pagewire.errors import InvalidArgumentError, UnavailableError
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
+from pagewire_frontend.shutdown import Shutdown
 
 
 class Connection:
@@ -48,7 +49,9 @@ class Server:
 
     def __init__(self, *writers: Callable[[Emit], Any], keepalive_s: float = 60.0) -> None:
         self.cleaned_up = 0
-        self.stream = EventStream(writers, lambda: b"data: usage\n\n", self._clean_up, keepalive_s)
+        self.stream = EventStream(
+            writers, lambda: b"data: usage\n\n", self._clean_up, keepalive_s, Shutdown()
+        )
 
     async def _clean_up(self) -> None:
         self.cleaned_up += 1
