@@ -19,6 +19,7 @@ from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
 from pagewire.process_end import end_process
+from pagewire.service_name import Program
 from pagewire.settings import describe_failure, parse_settings
 
 # A thread that wants the interpreter waits this long for one that computes; Python's default of
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if importlib.util.find_spec("torch") is None:
         return _fail("the engine needs torch: pip install 'pagewire[engine]'")
-    configure_logging(config.log_level, config.log_format, "engine-service")
+    configure_logging(config.log_level, config.log_format, Program.ENGINE)
     raise_descriptor_limit()
     # Handlers before the work: a Ctrl-C while weights load ends the process at once and quietly.
     stop, hurry = threading.Event(), threading.Event()

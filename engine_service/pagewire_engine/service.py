@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from pagewire.certificates import RenewedTls
 from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, can_bind, check_free, free_port
+from pagewire.service_name import Program
 from pagewire.settings import SettingsError
 from pagewire.tls import ServerTls
 from pagewire.tracing import Tracing, check_installed
@@ -66,7 +67,7 @@ class EngineServer:
         self._died = threading.Event()
         self._tls = _tls(config)
         try:
-            self._tracing = Tracing.open(config.otlp_traces_endpoint, "pagewire-engine")
+            self._tracing = Tracing.open(config.otlp_traces_endpoint, Program.ENGINE)
         except SettingsError as error:
             raise StartupError(str(error)) from None
         self._loop = EngineLoop(built.engine, self._publish, on_death=self._died.set)

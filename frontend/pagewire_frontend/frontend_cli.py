@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pagewire.collector import settle_collector
 from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
+from pagewire.service_name import Program
 from pagewire.settings import SettingsError, describe_failure, parse_settings
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.supervisor import StartFailure
@@ -29,10 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Serves the gRPC and the OpenAI-compatible API in front of engines.",
         positional=["engine"],
     )
-    configure_logging(config.log_level, config.log_format, _PROG)
+    configure_logging(config.log_level, config.log_format, Program.FRONTEND)
     raise_descriptor_limit()
-    if config.log_level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
     worker = Worker.from_environment()
     try:
         if config.workers > 1 and worker is None:

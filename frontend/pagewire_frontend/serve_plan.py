@@ -14,6 +14,7 @@ from pydantic import BaseModel, SecretStr
 
 from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, free_port, shown_host
+from pagewire.service_name import Program
 from pagewire.settings import (
     CONFIG_VARIABLE,
     SettingsError,
@@ -176,6 +177,7 @@ def make_services(plan: ServePlan) -> list[Service]:
     services = [
         Service(
             name="engine",
+            program=Program.ENGINE,
             command=_module("pagewire_engine.cli", settings_to_argv(plan.engine)),
             environment=_environment(secrets_to_environment(plan.engine)),
             is_ready=lambda: engine_probe.is_serving(ENGINE_SERVICE),
@@ -184,6 +186,7 @@ def make_services(plan: ServePlan) -> list[Service]:
         ),
         Service(
             name="frontend",
+            program=Program.FRONTEND,
             command=_module("pagewire_frontend.frontend_cli", settings_to_argv(plan.frontend)),
             environment=_environment(secrets_to_environment(plan.frontend)),
             is_ready=frontend_is_ready,
@@ -223,6 +226,7 @@ def _page(plan: ServePlan) -> Service:
 
     return Service(
         name="page",
+        program=Program.PAGE,
         command=_module("pagewire_ui.cli", flags),
         environment=_environment(secret),
         is_ready=is_ready,

@@ -16,6 +16,7 @@ from pagewire.listening import (
     listen_locally,
     shown_host,
 )
+from pagewire.service_name import Program
 from pagewire.tls import ClientTls, ServerTls
 from pagewire.tracing import Tracing
 from pagewire_frontend.certificate_figures import CertificateFigures
@@ -81,7 +82,7 @@ class FrontendServer:
         self._serving = Serving(config, worker)
         self._tracing = self._serving.tracing = Tracing.open(
             config.otlp_traces_endpoint,
-            "pagewire-frontend",
+            Program.FRONTEND,
             {} if worker is None else {"pagewire.worker": worker.index},
         )
         tls = ServerTls.from_settings(config.tls_cert, config.tls_key, config.tls_client_ca)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from pagewire.logs import LogFormat
-
-_PROG = "pagewire"
+from pagewire.service_name import Program, service_name
 
 
 class ServiceOutput:
@@ -18,11 +17,16 @@ class ServiceOutput:
 
     Args:
         log_format: "json": lines that are no JSON object yet become one.
-        services: the names to mark lines with.
+        services: the names to mark lines of text with, and which program each is.
+        program: whose own reports there are besides.
     """
 
-    def __init__(self, log_format: LogFormat, services: Sequence[str]) -> None:
+    def __init__(
+        self, log_format: LogFormat, services: Mapping[str, Program], program: Program
+    ) -> None:
         self._as_json = log_format == "json"
+        self._programs = services
+        self._program = program
         self._width = max(map(len, services), default=0)
 
     def service_line(self, service: str, line: str, is_error: bool) -> None:
@@ -30,16 +34,17 @@ class ServiceOutput:
         if not self._as_json:
             line = f"{service:<{self._width}} | {line}"
         elif not _is_json_object(line):
-            line = _object(service, line)
+            line = _object(self._programs[service], line)
         _print(line, is_error=is_error)
 
     def report(self, text: str) -> None:
         """A line of the supervisor's own, to standard error."""
-        _print(_object(_PROG, text) if self._as_json else f"{_PROG}: {text}", is_error=True)
+        line = _object(self._program, text) if self._as_json else f"{self._program}: {text}"
+        _print(line, is_error=True)
 
     def announce(self, text: str) -> None:
         """What people wait for, to standard output."""
-        _print(_object(_PROG, text) if self._as_json else text, is_error=False)
+        _print(_object(self._program, text) if self._as_json else text, is_error=False)
 
 
 def _is_json_object(line: str) -> bool:
@@ -52,9 +57,9 @@ def _is_json_object(line: str) -> bool:
     return True
 
 
-def _object(service: str, text: str) -> str:
+def _object(program: Program, text: str) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"time": now, "service": service, "message": text})
+    return json.dumps({"time": now, "service": service_name(program), "message": text})
 
 
 def _print(line: str, *, is_error: bool) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagewire.logs import LogFormat
+from pagewire.service_name import Program
 from pagewire_frontend.child_process import ChildProcess, describe_end
 from pagewire_frontend.service_output import ServiceOutput
 
@@ -38,6 +39,7 @@ class Service:
 
     Attributes:
         name: how it is called in reports and before each of its lines.
+        program: which it is, for lines as JSON.
         command: path and arguments.
         environment: all of its environment.
         is_ready: whether it serves; asked after each start until it says yes.
@@ -49,6 +51,7 @@ class Service:
     """
 
     name: str
+    program: Program
     command: Sequence[str]
     environment: Mapping[str, str]
     is_ready: Callable[[], Awaitable[bool]]
@@ -84,6 +87,7 @@ class Supervisor:
         *,
         ready_line: str,
         shutdown_timeout_s: float = 10.0,
+        program: Program = Program.SUPERVISOR,
         log_format: LogFormat = "text",
     ) -> None:
         """
@@ -91,13 +95,16 @@ class Supervisor:
             services: in the order in which they are started.
             ready_line: printed once when all of them are ready for the first time.
             shutdown_timeout_s: how long each may take to end before it is killed.
+            program: which it is itself.
             log_format: of what it prints.
         """
         self._services = list(services)
         self._ready_line = ready_line
         self._shutdown_timeout_s = shutdown_timeout_s
         self._states = {service.name: _State() for service in services}
-        self._output = ServiceOutput(log_format, [service.name for service in services])
+        self._output = ServiceOutput(
+            log_format, {service.name: service.program for service in services}, program
+        )
         self._announced = False
         self._asked_to_stop_at = 0.0
         self._stopping = asyncio.Event()

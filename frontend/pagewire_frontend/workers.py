@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire.listening import bind, close_all, shown_host
+from pagewire.service_name import Program
 from pagewire.settings import (
     CONFIG_VARIABLE,
     secrets_to_environment,
@@ -106,6 +107,7 @@ async def _supervise(config: FrontendConfig, ports: Mapping[str, int], folder: s
         ready_line=f"{_PROG} is ready: HTTP {scheme}://{host}:{ports['http_port']}, "
         f"gRPC {host}:{ports['grpc_port']}, {config.workers} workers",
         shutdown_timeout_s=config.grace_period_s + AFTER_GRACE_S,
+        program=Program.FRONTEND,
         log_format=config.log_format,
     )
     await supervisor.run()
@@ -129,6 +131,7 @@ def _service(config: FrontendConfig, worker: Worker) -> Service:
     environment |= {_VARIABLE: json.dumps(asdict(worker)), "PYTHONUNBUFFERED": "1"}
     return Service(
         name=f"worker {worker.index}",
+        program=Program.FRONTEND,
         command=_command(settings_to_argv(config)),
         environment=environment,
         is_ready=is_ready,

@@ -1,4 +1,4 @@
-"""How programs write their logs: lines for people, or JSON for machines."""
+"""How programs write their logs: lines for people, or JSON for machines; and of whom."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from pagewire.service_name import Program, service_name
+
 LogFormat = Literal["text", "json"]
 
+# The packages whose loggers a level is about.
+_OURS = ("pagewire", "pagewire_engine", "pagewire_frontend", "pagewire_kernels", "pagewire_ui")
+# What others must have to say: h2, grpc or asyncio tell each frame and each event at debug.
+_OTHERS = {"debug": "INFO", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def configure_logging(level: str, log_format: LogFormat, service: str) -> None:
+def configure_logging(level: str, log_format: LogFormat, program: Program) -> None:
     """Sends the log to standard error.
 
     Args:
-        level: the least severe one to log.
+        level: the least severe one to log of pagewire's own records: debug, info, warning or error.
+            Of other packages' it is one more severe at debug and info.
         log_format: "json": one object a line.
-        service: the program's name, told in each object.
+        program: told in each object, by its service's name.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter(service) if log_format == "json" else logging.Formatter(_TEXT)
+        JsonFormatter(service_name(program)) if log_format == "json" else logging.Formatter(_TEXT)
     )
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.basicConfig(level=_OTHERS[level], handlers=[handler])
+    for package in _OURS:
+        logging.getLogger(package).setLevel(level.upper())
 
 
 class JsonFormatter(logging.Formatter):
@@ -33,7 +42,7 @@ class JsonFormatter(logging.Formatter):
     record's `extra` holds under `fields`, and an exception's trace.
 
     Args:
-        service: the program's name.
+        service: the name of the program's service.
     """
 
     def __init__(self, service: str) -> None:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from pagewire.service_name import Program, service_name
 from pagewire.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Tracing:
 
     @staticmethod
     def open(
-        endpoint: str | None, service: str, attributes: Attributes | None = None
+        endpoint: str | None, program: Program, attributes: Attributes | None = None
     ) -> Tracing | None:
         """Traces to a collector, by OTLP over gRPC, or over HTTP where
         OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is `http/protobuf`. OpenTelemetry's other variables are
@@ -60,7 +61,7 @@ class Tracing:
 
         Args:
             endpoint: the collector's URL; None: there are no traces.
-            service: what this process is called in them.
+            program: what this process is, and is called unless the operator says otherwise.
             attributes: of this process.
 
         Raises:
@@ -78,8 +79,8 @@ class Tracing:
             raise SettingsError(_INSTALL) from None
         from pagewire import __version__
 
-        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
-        resource = Resource.create({"service.version": __version__, **named, **(attributes or {})})
+        named = {"service.name": service_name(program), "service.version": __version__}
+        resource = Resource.create({**named, **(attributes or {})})
         # Its own hook at the exit would wait for a collector that is away.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))

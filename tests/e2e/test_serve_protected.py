@@ -72,7 +72,7 @@ def test_every_line_is_a_json_object(protected: Protected) -> None:
     for line in protected.process.output.splitlines():
         assert json.loads(line)["message"] is not None, line
     services = {json.loads(line)["service"] for line in protected.process.output.splitlines()}
-    assert {"pagewire", "engine", "frontend"} <= services
+    assert services == {"pagewire", "pagewire-engine", "pagewire-frontend", "pagewire-ui"}
 
 
 def test_the_page_lets_in_those_who_have_a_key(protected: Protected) -> None:

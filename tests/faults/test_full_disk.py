@@ -134,8 +134,9 @@ def test_a_frontend_whose_log_is_on_a_full_disk_goes_on_serving() -> None:
 
 WRITE_LINES = """
 import sys
+from pagewire.service_name import Program
 from pagewire_frontend.service_output import ServiceOutput
-output = ServiceOutput("text", ["engine"])
+output = ServiceOutput("text", {"engine": Program.ENGINE}, Program.SUPERVISOR)
 for number in range(2000):
     output.service_line("engine", "x" * 500, number % 2 == 0)
     output.announce("ready")

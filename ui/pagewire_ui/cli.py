@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pagewire.logs import configure_logging
 from pagewire.process_end import end_process
+from pagewire.service_name import Program
 from pagewire.settings import SettingsError, exit_with_error, parse_settings
 from pagewire_ui.config import UiConfig
 
@@ -26,10 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     import asyncio
-    import logging
 
-    configure_logging(config.log_level, config.log_format, _PROG)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure_logging(config.log_level, config.log_format, Program.PAGE)
     try:
         from pagewire_ui.server import PageServer
     except ImportError as error:

@@ -70,7 +70,8 @@ class PageServer:
         server = _Server(
             uvicorn.Config(
                 make_app(page, self._config, self._access),
-                log_level="info" if self._config.log_level == "debug" else "warning",
+                log_config=None,  # or its lines would have a format of their own
+                log_level=None,
                 access_log=self._config.log_level == "debug",
                 # Browsers hold event streams open for as long as the page is shown.
                 timeout_graceful_shutdown=1,

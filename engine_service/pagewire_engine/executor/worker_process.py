@@ -14,6 +14,8 @@ import orjson
 
 from pagewire.config import EngineConfig
 from pagewire.errors import ErrorCode, PagewireError
+from pagewire.logs import configure_logging
+from pagewire.service_name import Program
 from pagewire_engine.adapters.description import AdapterFolder
 from pagewire_engine.executor.frames import FrameKind, receive_frame, send_frame
 from pagewire_engine.executor.plain_data import decode_plan, encode
@@ -40,9 +42,10 @@ def serve(connection: socket.socket, adapters: socket.socket) -> None:
     """Answers frames until the other side closes."""
     _, data = receive_frame(connection)
     setup = orjson.loads(data)
-    logging.basicConfig(level=setup["config"]["log_level"].upper())
+    config = EngineConfig(**setup["config"])
+    configure_logging(config.log_level, config.log_format, Program.ENGINE)
     try:
-        worker = load_worker(EngineConfig(**setup["config"]), _files(setup["files"]))
+        worker = load_worker(config, _files(setup["files"]))
     except Exception as error:
         send_frame(connection, FrameKind.ERROR, encode(_describe(error)))
         return

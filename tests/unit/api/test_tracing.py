@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from pagewire.errors import InternalError, InvalidArgumentError
 from pagewire.pooling import PoolingInfo, Task
+from pagewire.service_name import Program
 from pagewire.settings import SettingsError
 from pagewire.tracing import Tracing, check_installed
 from pagewire.v1 import inference_pb2
@@ -218,7 +219,7 @@ def test_spans_go_over_http_where_the_environment_says_so(
 ) -> None:
     url, told = http_collector
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
-    tracing = Tracing.open(url, "pagewire-frontend")
+    tracing = Tracing.open(url, Program.FRONTEND)
     assert tracing is not None
     tracing.request_span("one", TRACEPARENT.items()).end()
     tracing.close(60)

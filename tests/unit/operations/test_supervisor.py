@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.service_name import Program
 from pagewire_frontend import supervisor as supervisor_module
 from pagewire_frontend.supervisor import Service, StartFailure, Supervisor
 
@@ -58,6 +59,7 @@ def service(
 
     return Service(
         name=name,
+        program=Program.ENGINE,
         command=[sys.executable, "-c", program, str(up), str(folder / "log"), name],
         environment=os.environ,
         is_ready=is_ready,
