@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "download-model": _download_model,
     }
     if command not in commands:
-        from pagewire.settings import exit_with_error, nearest
+        from pagewire.settings import exit_with_error
+        from pagewire.variables import nearest
 
         hint = nearest(command, [*commands, "version"])
         exit_with_error("pagewire", f"there is no command {command!r}{hint}")

@@ -16,13 +16,12 @@ from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, free_port, shown_host
 from pagewire.service_name import Program
 from pagewire.settings import (
-    CONFIG_VARIABLE,
     SettingsError,
     secrets_to_environment,
     settings_to_argv,
-    variable_name,
 )
 from pagewire.tls import ServerTls
+from pagewire.variables import variable_name, without_settings
 from pagewire_frontend.access import Access
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.model_download import MODEL_NAME
@@ -32,7 +31,6 @@ from pagewire_frontend.serve_settings import (
     ENGINE_INTERNALS,
     FRONTEND_INTERNALS,
     ServeOnlySettings,
-    ServeSettings,
 )
 from pagewire_frontend.supervisor import Service
 
@@ -266,11 +264,7 @@ def _module(name: str, flags: Sequence[str]) -> list[str]:
 
 def _environment(secrets: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without the settings in it, which were read and resolved here."""
-    ours = {CONFIG_VARIABLE}
-    for config in (EngineConfig, FrontendConfig, ServeSettings):
-        ours |= {variable_name(name) for name in config.model_fields}
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return kept | {"PYTHONUNBUFFERED": "1"} | dict(secrets)
+    return without_settings(os.environ) | {"PYTHONUNBUFFERED": "1"} | dict(secrets)
 
 
 def _require_packages(*, with_page: bool) -> None:

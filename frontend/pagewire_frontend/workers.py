@@ -13,12 +13,8 @@ from pathlib import Path
 
 from pagewire.listening import bind, close_all, shown_host
 from pagewire.service_name import Program
-from pagewire.settings import (
-    CONFIG_VARIABLE,
-    secrets_to_environment,
-    settings_to_argv,
-    variable_name,
-)
+from pagewire.settings import secrets_to_environment, settings_to_argv
+from pagewire.variables import without_settings
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.http_get import http_get
 from pagewire_frontend.supervisor import AFTER_GRACE_S, Service, Supervisor
@@ -125,8 +121,7 @@ def _service(config: FrontendConfig, worker: Worker) -> Service:
         await worker.get("/health/live")
         return 0.0
 
-    ours = {variable_name(name) for name in FrontendConfig.model_fields} | {CONFIG_VARIABLE}
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment = without_settings(os.environ)
     environment |= secrets_to_environment(config)
     environment |= {_VARIABLE: json.dumps(asdict(worker)), "PYTHONUNBUFFERED": "1"}
     return Service(

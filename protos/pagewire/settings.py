@@ -4,7 +4,8 @@
 flags, reads `PAGEWIRE_<FIELD>` from the environment (empty is unset, but of keys and certificates
 it is refused: see `Guard`) and a YAML file named by `--config`, and lets the nearest win: flags,
 then environment, then YAML, then defaults. What is wrong is told in one line that names the flag,
-variable or key at fault, and the process exits with status 2.
+variable or key at fault, and the process exits with status 2. A variable `PAGEWIRE_...` that no
+program knows is warned of: several programs, of several versions, may share an environment.
 
 argparse and not pydantic-settings' own command line, whose errors name neither the source of a bad
 value nor the nearest known flag.
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import collections.abc
-import difflib
 import errno
 import os
 import shutil
@@ -32,9 +32,14 @@ from pydantic.fields import FieldInfo
 from pagewire import __version__
 from pagewire.errors import PagewireError
 from pagewire.setting_checks import Guard
-
-ENVIRONMENT_PREFIX = "PAGEWIRE_"
-CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+from pagewire.variables import (
+    CONFIG_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    nearest,
+    unknown_variables,
+    variable_name,
+    warnings_about,
+)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -82,12 +87,16 @@ def parse_settings(
     parser = build_parser(
         config_class, prog=prog, description=description, positional=positional, groups=groups
     )
+    environ = os.environ if environ is None else environ
     try:
-        return load_settings(
-            config_class, parser, arguments, os.environ if environ is None else environ, positional
-        )
+        settings = load_settings(config_class, parser, arguments, environ, positional)
     except SettingsError as error:
         exit_with_error(prog, str(error))
+    finally:
+        # Before an error too: it may be why a setting is said to be missing.
+        for line in warnings_about(unknown_variables(environ), config_class.model_fields):
+            print(f"{prog}: warning: {line}", file=sys.stderr)
+    return settings
 
 
 def exit_with_error(prog: str, message: str, status: int = 2) -> NoReturn:
@@ -121,11 +130,6 @@ def port_trouble(flag: str, port: int, error: OSError) -> str:
 def flag_name(field: str) -> str:
     """`max_model_len` -> `--max-model-len`."""
     return "--" + field.replace("_", "-")
-
-
-def variable_name(field: str) -> str:
-    """`max_model_len` -> `PAGEWIRE_MAX_MODEL_LEN`."""
-    return ENVIRONMENT_PREFIX + field.upper()
 
 
 def settings_to_argv(config: BaseModel) -> list[str]:
@@ -326,12 +330,6 @@ def _read_yaml(config_class: type[BaseModel], path: Path) -> dict[str, tuple[str
             raise SettingsError(f"{path} has the setting `{key}` twice")
         values[name] = str(key), value
     return values
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """`; did you mean X?` where a known word is close, else nothing."""
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _describe(
