@@ -39,6 +39,17 @@ def check_url(value: str | None) -> str | None:
     return value
 
 
+def check_api_key(value: SecretStr | None) -> SecretStr | None:
+    """`value` if it can be sent as a key.
+
+    Raises:
+        ValueError: it can't; the message does not tell the secret.
+    """
+    if value is not None and not all("!" <= each <= "~" for each in value.get_secret_value()):
+        raise ValueError("must be one API key, of ASCII characters other than spaces")
+    return value
+
+
 def check_logins(value: SecretStr | None) -> SecretStr | None:
     """`value` if it is USER:PASSWORD, or several of them separated by commas.
 

@@ -27,7 +27,7 @@ _SETTINGS = """
     pooling_type port preemption_mode prompt_len quantization reasoning_parser request_rate
     request_read_timeout_s response_store revision root_path runner seed served_model_name
     session_timeout_s shared_prefix_len skip_tokenizer_init slow_client_timeout_s
-    sse_keepalive_s stream_endpoint swap_space target tls_cert
+    sse_keepalive_s stream_endpoint swap_space target target_ca target_cert target_key tls_cert
     tls_client_ca tls_key tokenizer tokenizer_mode tool_call_parser trust_remote_code ui_auth
     ui_port ui_root_path warmup workers
 """

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from tqdm.auto import tqdm
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError, PagewireError
+from pagewire.tls import ClientTls
 from pagewire_frontend.bench.measurement import RequestMeasurement, Summary, summarize
 from pagewire_frontend.bench.settings import BenchOnlySettings, engine_config
 from pagewire_frontend.bench.targets import OfflineTarget, ServerTarget, Target
@@ -104,7 +105,14 @@ async def _run_all(
 @asynccontextmanager
 async def _opened(settings: BenchOnlySettings) -> AsyncIterator[Target]:
     if settings.target is not None:
-        server = ServerTarget(settings.target)
+        key = settings.api_key
+        server = ServerTarget(
+            settings.target,
+            None if key is None else key.get_secret_value(),
+            ClientTls.from_settings(
+                "--target-", settings.target_ca, settings.target_cert, settings.target_key
+            ),
+        )
         try:
             await server.connect()
             yield server

@@ -6,10 +6,10 @@ import re
 import warnings
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, create_model, field_validator
 
 from pagewire.config import EngineConfig
-from pagewire.setting_checks import check_host_port
+from pagewire.setting_checks import check_api_key, check_host_port
 from pagewire.settings import FlagGroup, SettingsError, flag_name
 from pagewire_frontend.model_download import MODEL_NAME
 
@@ -38,6 +38,23 @@ with warnings.catch_warnings():
         target: str | None = Field(
             default=None,
             description="HOST:PORT of a running frontend's gRPC API, to be measured instead.",
+        )
+        api_key: SecretStr | None = Field(
+            default=None,
+            description="API key to show the target. Others of the machine can read a command "
+            "line: better set PAGEWIRE_API_KEY.",
+        )
+        target_ca: str | None = Field(
+            default=None,
+            description="PEM file of the issuers of the target's certificate, which must name its "
+            "host: it is then called by TLS.",
+        )
+        target_cert: str | None = Field(
+            default=None,
+            description="PEM file of the certificate to show a target that asks for one (mTLS).",
+        )
+        target_key: str | None = Field(
+            default=None, description="PEM file of the private key of target-cert."
         )
         num_prompts: int = Field(default=32, ge=1, description="Requests to measure.")
         warmup: int = Field(default=1, ge=0, description="Requests to run before, unmeasured.")
@@ -90,6 +107,11 @@ with warnings.catch_warnings():
         def _check_target(cls, value: str | None) -> str | None:
             return value if value is None else check_host_port(value)
 
+        @field_validator("api_key")
+        @classmethod
+        def _check_api_key(cls, value: SecretStr | None) -> SecretStr | None:
+            return check_api_key(value)
+
 
 def parse_lengths(text: str) -> tuple[int, int]:
     """The shortest and the longest of `128` or `64-256`.
@@ -141,7 +163,11 @@ def engine_config(settings: BenchOnlySettings, model: str, **defaults: str) -> E
 
 
 def check_target(settings: BenchOnlySettings) -> None:
-    """Raises SettingsError where settings of an engine to load stand beside a running server."""
+    """Raises SettingsError where settings of an engine to load stand beside a running server, or
+    those of a server beside none."""
+    for name in ("target_ca", "target_cert", "target_key"):
+        if settings.target is None and getattr(settings, name) is not None:
+            raise SettingsError(f"{flag_name(name)} is about a running server: name it by --target")
     idle = [name for name in settings.model_fields_set if name in ("model", *_engine_fields())]
     if settings.target is not None and idle:
         raise SettingsError(

@@ -11,6 +11,7 @@ from pagewire.conversion import times_from_proto
 from pagewire.errors import PagewireError, UnavailableError
 from pagewire.outputs import RequestTimes
 from pagewire.sampling_params import SamplingParams
+from pagewire.tls import ClientTls
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire_frontend.bench.workload import WORDS, BenchRequest
 from pagewire_frontend.engine_client.grpc_errors import typed_error
@@ -18,6 +19,7 @@ from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest
 
 _CALL_TIMEOUT_S = 10.0
+_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1))
 # Prompts for an engine that knows no text: ids that every vocabulary has.
 _PLAIN_IDS = range(3, 100)
 
@@ -85,18 +87,21 @@ class ServerTarget:
 
     Args:
         address: HOST:PORT.
+        api_key: to show it; None: it asks for none.
+        tls: of the channel; None: it has none.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, api_key: str | None = None, tls: ClientTls | None = None
+    ) -> None:
         self.model = ""
         self.max_model_len = 0
         self._address = address
-        self._channel = grpc.aio.insecure_channel(
-            address,
-            options=[
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.max_receive_message_length", -1),
-            ],
+        self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+        self._channel = (
+            grpc.aio.insecure_channel(address, options=_OPTIONS)
+            if tls is None
+            else grpc.aio.secure_channel(address, tls.grpc_credentials(), options=_OPTIONS)
         )
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -108,7 +113,7 @@ class ServerTarget:
         """
         try:
             answer = await self._stub.ListModels(
-                inference_pb2.ListModelsRequest(), timeout=_CALL_TIMEOUT_S
+                inference_pb2.ListModelsRequest(), timeout=_CALL_TIMEOUT_S, metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             raise self._unreachable(error) from None
@@ -122,7 +127,9 @@ class ServerTarget:
         """Ids of common words, or plain ones where the engine has no tokenizer."""
         request = inference_pb2.TokenizeRequest(text=WORDS, add_special_tokens=False)
         try:
-            answer = await self._stub.Tokenize(request, timeout=_CALL_TIMEOUT_S)
+            answer = await self._stub.Tokenize(
+                request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 return list(_PLAIN_IDS)
@@ -139,7 +146,7 @@ class ServerTarget:
         )
         times = RequestTimes()
         try:
-            async for part in self._stub.Generate(message):
+            async for part in self._stub.Generate(message, metadata=self._metadata):
                 if num_tokens := sum(len(output.token_ids) for output in part.outputs):
                     on_tokens(num_tokens)
                 if part.HasField("usage"):

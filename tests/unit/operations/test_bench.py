@@ -203,6 +203,10 @@ async def test_a_workload_longer_than_the_context_is_refused_before_it_runs() ->
         (["--target=localhost:1", "--dtype=float32"], "--dtype is about a model that is loaded"),
         (["--target=localhost:1", "some-model"], "--model is about a model that is loaded here"),
         (["--http-port=1"], "there is no flag --http-port"),
+        (["--target-ca=ca.pem"], "--target-ca is about a running server: name it by --target"),
+        (["--target=localhost:1", "--target-ca=/no/ca"], "--target-ca: can't read /no/ca"),
+        (["--target=localhost:1", "--target-cert=c", "--target-key=k"], "TLS needs --target-ca"),
+        (["--target=localhost:1", "--api-key=two words"], "--api-key: must be one API key"),
         (["--model=/nowhere/at/all"], "/nowhere/at/all"),
     ],
 )
