@@ -14,7 +14,8 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_000
 # A role may end up between the template's own characters, as in `<|role|>`: none but these.
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
-_REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+# In the order of transformers.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 def prepare_messages(
@@ -56,6 +57,8 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
         prepared["content"] = _content("", f"{where}.content", template)
     for name in _REASONING_NAMES:
         if name in prepared:
+            # gpt-oss's template reads `thinking`.
+            prepared = {"thinking": prepared[name], **prepared}
             prepared["reasoning_content"] = prepared[name]
             break
     if prepared.get("tool_calls") == []:

@@ -13,14 +13,11 @@ from jinja2.lexer import Lexer, Token, TokenStream, newline_re
 from jinja2.parser import Parser
 
 from pagewire_frontend.errors import ChatTemplateError
-from pagewire_frontend.template_sandbox import (
-    BudgetExceededError,
-    TemplateEnvironment,
-    TemplateRefusalError,
-    render_within_budget,
-)
+from pagewire_frontend.template_budget import BudgetExceededError, render_within_budget
+from pagewire_frontend.template_sandbox import TemplateEnvironment, TemplateRefusalError
 
 MAX_TEMPLATE_CHARACTERS = 500_000
+_MAX_TOLD = 2000  # characters of an error
 _environment = TemplateEnvironment()
 # What a template makes of a None that it prints, as text or as JSON.
 _PRINTED_NONE = re.compile(r"None|null")
@@ -75,7 +72,7 @@ class CompiledTemplate:
         try:
             return render_within_budget(self._template.generate, variables)
         except TemplateRefusalError as error:
-            raise ChatTemplateError(str(error), line=_line(error), field="messages") from None
+            raise ChatTemplateError(_told(error), line=_line(error), field="messages") from None
         except BudgetExceededError as error:
             raise ChatTemplateError(
                 f"rendering the template was stopped: {error}", line=_line(error)
@@ -89,7 +86,7 @@ class CompiledTemplate:
         line = _line(error)
         where = f" (line {line})" if line else ""
         return ChatTemplateError(
-            f"the template failed: {type(error).__name__}: {error}{where}", line=line
+            f"the template failed: {type(error).__name__}: {_told(error)}{where}", line=line
         )
 
     @cached_property
@@ -202,6 +199,12 @@ def _tool_conversation(content: str | None, arguments: object) -> list[dict[str,
 
 
 compile_template: Callable[[str], CompiledTemplate] = lru_cache(maxsize=32)(CompiledTemplate)
+
+
+def _told(error: BaseException) -> str:
+    """What the error says, which the template may have made as long as it likes."""
+    text = str(error)
+    return text if len(text) <= _MAX_TOLD else text[:_MAX_TOLD] + " …"
 
 
 def _line(error: BaseException) -> int:

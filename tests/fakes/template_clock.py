@@ -6,15 +6,15 @@ from datetime import datetime
 
 import pytest
 
-from pagewire_frontend import template_sandbox
+from pagewire_frontend import template_budget
 
 
 def freeze_template_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates see 2025-01-02 03:04:05."""
 
-    class FrozenBudget(template_sandbox.Budget):
+    class FrozenBudget(template_budget.Budget):
         def __init__(self) -> None:
             super().__init__()
             self.now = datetime(2025, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(template_sandbox, "Budget", FrozenBudget)
+    monkeypatch.setattr(template_budget, "Budget", FrozenBudget)

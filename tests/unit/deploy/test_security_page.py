@@ -8,7 +8,7 @@ from pathlib import Path
 from pagewire import sampling_params, structured_output
 from pagewire.config import EngineConfig
 from pagewire_engine import grammar_trial, service, servicer, session_table, token_stream
-from pagewire_frontend import template_sandbox
+from pagewire_frontend import template_budget
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.engine_client import session
 from pagewire_frontend.grpc_api import operations
@@ -56,6 +56,6 @@ def test_the_limits_it_tells_are_those_of_the_code() -> None:
     assert session_table.MAX_SESSIONS == 1024
     assert grammar_trial.MAX_SECONDS == 2
     assert 512 * mib == grammar_trial.MAX_BYTES
-    assert template_sandbox.MAX_SECONDS == 2.0
-    assert template_sandbox.MAX_CHARACTERS == 8_000_000
-    assert template_sandbox.MAX_TOTAL_BYTES == 512_000_000
+    assert template_budget.MAX_SECONDS == 2.0
+    assert template_budget.MAX_CHARACTERS == 8_000_000
+    assert template_budget.MAX_TOTAL_BYTES == 512_000_000

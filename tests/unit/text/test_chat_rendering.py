@@ -423,3 +423,13 @@ def test_a_models_spoiled_template_files_are_named(name: str, data: bytes) -> No
 def test_half_of_a_surrogate_pair_from_a_template_is_its_error() -> None:
     with pytest.raises(ChatTemplateError, match="surrogate"):
         ChatTemplate({"default": '{{ "\\ud800" }}'}, TOKENIZER).render(user("Hi"))
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
+def test_reasoning_of_a_past_answer_is_there_under_the_name_a_template_reads(
+    name: str, read: str
+) -> None:
+    template = "{% for m in messages %}[{{ m." + read + " }}]{% endfor %}"
+    messages = [*user("Hi"), {"role": "assistant", "content": "Hello", name: "I greet."}]
+    assert chat(template).render(messages).prompt == "[][I greet.]"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pagewire_frontend import template_sandbox
+from pagewire_frontend import template_budget
 from pagewire_frontend.compiled_template import CompiledTemplate
 from pagewire_frontend.errors import ChatTemplateError
 from tests.fakes.yardstick import at_most
@@ -78,13 +78,90 @@ HOSTILE = {
     "{% for i in range(99999) %}{% set ns.x = [ns.x, x.split()] %}{% endfor %}",
     "kept padding": "{% set ns = namespace(x=[]) %}"
     "{% for i in range(99999) %}{% set ns.x = [ns.x, 'x'.ljust(99999)] %}{% endfor %}",
+    "doubling by blocks": "{% set ns = namespace(x='x') %}{% for i in range(99) %}"
+    "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}{% endfor %}",
+    "doubling by macros": "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}"
+    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set ns.x = f(ns.x) %}{% endfor %}",
+    "doubling by callers": "{% macro f() %}{{ caller() }}{{ caller() }}{% endmacro %}"
+    "{% set ns = namespace(x='x') %}{% for i in range(99) %}{% set y %}{% call f() %}{{ ns.x }}"
+    "{% endcall %}{% endset %}{% set ns.x = y %}{% endfor %}",
+    "words of a long text": "{% set ns = namespace(x='a b ') %}{% for i in range(20) %}"
+    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x | wordwrap(5) | length }}",
     "date": "{{ strftime_now('%Y' * 100000) }}",
 }
 
 
+# Each of a and b is an object that holds another twice, and so on, sixty deep.
+DEEP = (
+    "{% set ns = namespace(a=[1], b=[1], t=(1,)) %}{% for i in range(60) %}"
+    "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% set ns.t = (ns.t, ns.t) %}"
+    "{% endfor %}"
+)
+WALKS = {
+    "equal": "{{ ns.a == ns.b }}",
+    "unequal": "{{ 1 if ns.a != ns.b else 2 }}",
+    "chained": "{{ [0] <= ns.a < ns.b }}",
+    "in a list": "{{ ns.a in [ns.b] }}",
+    "not in a list": "{{ ns.a not in [1, ns.b] }}",
+    "in what a filter gives": "{{ ns.a in ([ns.b] | map('default')) }}",
+    "in an object's values": "{{ ns.a in {'b': ns.b}.values() }}",
+    "test of equality": "{{ ns.a is eq(ns.b) }}",
+    "test of order": "{{ ns.a is lt(ns.b) }}",
+    "test of presence": "{{ ns.a is in([ns.b]) }}",
+    "test of its text": "{{ ns.a is lower }}",
+    "selected by equality": "{{ [ns.a] | select('equalto', ns.b) | list }}",
+    "selected by an attribute": "{{ [{'a': ns.a}] | selectattr('a', '==', ns.b) | list }}",
+    "sorted": "{{ [ns.a, ns.b] | sort }}",
+    "greatest": "{{ [ns.a, ns.b] | max }}",
+    "least of what a filter gives": "{{ [ns.a, ns.b] | map('default') | min }}",
+    "unique": "{{ [ns.t] | unique | list }}",
+    "grouped": "{{ [{'a': ns.a}, {'a': ns.b}] | groupby('a') }}",
+    "sorted by value": "{{ {'x': ns.a, 'y': ns.b} | dictsort(by='value') }}",
+    "index of": "{{ [ns.a].index(ns.b) }}",
+    "count of": "{{ [ns.a].count(ns.b) }}",
+    "changed": "{% for x in [ns.a, ns.b] %}{{ loop.changed(x) }}{% endfor %}",
+    "key": "{{ {ns.t: 1} }}",
+    "looked up": "{{ {}[ns.t] }}",
+    "looked up by get": "{{ {}.get(ns.t) }}",
+    "item of a list": "{{ [1][ns.t].x }}",
+    "an object of pairs": "{{ dict([(ns.t, 1)]) }}",
+    "less": "{{ {}.keys() - [ns.t] }}",
+    "raised": "{{ raise_exception(ns.a) }}",
+    "attribute": "{{ 1 | attr(ns.a) }}",
+    **{
+        f"to {name}": f"{{{{ ns.a | {name} }}}}"
+        for name in ("upper", "title", "trim", "safe", "escape", "striptags", "wordcount", "indent")
+    },
+}
+
+
+@pytest.mark.parametrize("source", WALKS.values(), ids=WALKS)
+def test_nothing_that_takes_for_ever_to_walk_is_walked(source: str) -> None:
+    """Python does it in one go, in which no thread runs and no clock is read."""
+    with pytest.raises(ChatTemplateError, match="walks more than"):
+        CompiledTemplate(DEEP + source).render({})
+
+
+def test_what_is_small_enough_is_compared_and_looked_up() -> None:
+    source = (
+        "{{ m == n }}{{ m in [n] }}{{ 'a' in m }}{{ [m].index(n) }}{{ m is eq(n) }}"
+        "{{ {(1,): 2}[k] }}{{ [3, 1] | sort }}{{ 3 - 1 }}"
+        "{{ 2 in [1, 2] | map('int') }}{{ dict([(k, 1)]) | length }}"
+    )
+    variables = {"m": {"a": [1]}, "n": {"a": [1]}, "k": (1,)}
+    assert CompiledTemplate(source).render(variables) == "TrueTrueTrue0True2[1, 3]2True1"
+
+
+def test_a_long_error_is_told_in_part() -> None:
+    source = "{{ raise_exception(x) }}"
+    with pytest.raises(ChatTemplateError) as raised:
+        CompiledTemplate(source).render({"x": "y" * 1_000_000})
+    assert len(str(raised.value)) < 3000
+
+
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_rendering_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.2)
     started = time.thread_time()
     with pytest.raises(ChatTemplateError):
         CompiledTemplate(source).render({})
