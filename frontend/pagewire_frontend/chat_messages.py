@@ -49,6 +49,8 @@ def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) ->
     prepared = {name: value for name, value in message.items() if value is not None}
     if role == "developer" and not template.knows_developer:
         prepared["role"] = "system"
+    if "content" not in prepared and isinstance(prepared.get("refusal"), str):
+        prepared["content"] = prepared["refusal"]  # no template knows the other name
     if "content" in prepared:
         prepared["content"] = _content(prepared["content"], f"{where}.content", template)
     elif _takes_null(prepared, template):

@@ -150,6 +150,13 @@ class TextReader:
                 return ""
             yield
 
+    def pass_end_of(self, *texts: str) -> Steps[None]:
+        """Passes one of the texts, or the beginning of one that the end cuts off."""
+        if not (yield from self.one_of(*texts)) and self.ended:
+            ahead = self._text[self._at :]
+            if any(text.startswith(ahead) for text in texts):
+                self._at = len(self._text)
+
     def pass_until(self, markers: Markers, emit: Emit) -> Steps[str]:
         """Passes text on up to a marker, which is taken and returned; "" at the end."""
         while True:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from pagewire.errors import InvalidArgumentError
@@ -39,6 +40,7 @@ _MOST_COMMAS = 1_200_000
 _MOST_BRACKETS = 300_000
 # Checking a body of more bytes than this takes a thread.
 LONG_BODY = 64_000
+_EXPECTATION = "Input should be "  # Pydantic's
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -118,7 +120,7 @@ def _parse_json(body: bytes) -> Any:
 
 def _describe(error: ValidationError, body_class: type[BaseModel]) -> InvalidArgumentError:
     """The first thing that is wrong. Values are left out: they may be the prompt."""
-    detail = error.errors(include_url=False, include_context=False)[0]
+    detail = _one_of_kinds(error.errors(include_url=False, include_context=False), body_class)
     path = _path(detail["loc"], body_class)
     if detail["type"] == "missing":
         return InvalidArgumentError(path, "is required")
@@ -128,14 +130,38 @@ def _describe(error: ValidationError, body_class: type[BaseModel]) -> InvalidArg
     return InvalidArgumentError(path, message[:1].lower() + message[1:])
 
 
+def _one_of_kinds(details: list[ErrorDetails], body_class: type[BaseModel]) -> ErrorDetails:
+    """The first error. Of a field that may be of several kinds there is one for each: then the one
+    found furthest within the value, as it is of that kind, or else all of them in one."""
+    first = details[0]
+    if len(first["loc"]) < 2 or not isinstance(first["loc"][1], str):
+        return first
+    field = body_class.model_fields.get(str(first["loc"][0]))
+    if field is None or _has_fields(field.annotation):
+        return first
+    same = [detail for detail in details if detail["loc"][0] == first["loc"][0]]
+    furthest = max(same, key=lambda detail: len(detail["loc"]))
+    if len(furthest["loc"]) > len(first["loc"]):
+        return furthest
+    if all(detail["msg"].startswith(_EXPECTATION) for detail in same):
+        kinds = dict.fromkeys(detail["msg"].removeprefix(_EXPECTATION) for detail in same)
+        first["msg"] = _EXPECTATION + " or ".join(kinds)
+    return first
+
+
+def _has_fields(annotation: Any) -> bool:
+    return any(
+        isinstance(kind, type) and issubclass(kind, BaseModel) for kind in get_args(annotation)
+    )
+
+
 def _path(place: tuple[int | str, ...], body_class: type[BaseModel]) -> str:
     """What a client calls a place. Pydantic's has the types of unions too, and keys."""
     if not place:
         return ""
     path = str(place[0])
     field = body_class.model_fields.get(path)
-    kinds = () if field is None else get_args(field.annotation)
-    has_fields = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
+    has_fields = field is not None and _has_fields(field.annotation)
     for part in place[1:]:
         if isinstance(part, int):
             path += f"[{part}]"

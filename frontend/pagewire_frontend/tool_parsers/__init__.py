@@ -43,7 +43,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pythonic", ("<|tool_call_start|>",)),
     ("pythonic", ("[func_name1(",)),
     ("pythonic", ("List of tools: [",)),
-    ("llama3_json", ('{"name": ', '"parameters": ')),
+    ("llama3_json", ('{"name": function name, "parameters": ',)),
 )
 
 

@@ -39,4 +39,4 @@ class DeepSeekParser(JsonCallParser):
             yield from reader.skip_space()
         yield from self._pass_arguments(name)
         yield from reader.all_of(_FENCE_END)
-        yield from reader.one_of(_CALL_END)
+        yield from reader.pass_end_of(_CALL_END)

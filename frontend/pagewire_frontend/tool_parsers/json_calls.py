@@ -113,6 +113,8 @@ class JsonCallParser(ToolParser):
         if not text.startswith('"'):
             return text
         inner = json.loads(text)
+        if not inner.strip():
+            return "{}"
         try:
             if isinstance(json.loads(inner), dict):
                 inner.encode()
@@ -136,7 +138,7 @@ class HermesParser(JsonCallParser):
         while (yield from self._has_more_objects()):
             yield from self._objects()
             yield from reader.all_of(_LEFTOVERS)
-        yield from reader.one_of(*self.closers)
+        yield from reader.pass_end_of(*self.closers)
 
 
 class FunctionaryParser(JsonCallParser):
@@ -152,7 +154,7 @@ class FunctionaryParser(JsonCallParser):
         yield from reader.skip_space()
         yield from self._pass_arguments(name)
         yield from reader.all_of(_LEFTOVERS)
-        yield from reader.one_of(*self.closers)
+        yield from reader.pass_end_of(*self.closers)
 
 
 class Llama3JsonParser(JsonCallParser):

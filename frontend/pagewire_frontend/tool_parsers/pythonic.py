@@ -25,9 +25,8 @@ class PythonicParser(ToolParser):
     wrote, up to the call's parenthesis.
     """
 
-    openers = ("<|python_tag|>", "<|tool_call_start|>")
+    openers = ("<|python_tag|>", "<|python_start|>", "<|tool_call_start|>")
     closers = ("<|tool_call_end|>", "<|python_end|>")
-    inner = ("<|python_start|>",)
     at_start = True
 
     def _call(self, opener: str) -> Steps[None]:

@@ -73,6 +73,8 @@ def argument_json(text: str, types: frozenset[str]) -> str:
     for read in (json.loads, python_value):
         try:
             value = read(text.strip())
+            if "integer" in types and isinstance(value, float) and value.is_integer():
+                value = int(value)
             if not types or types.intersection(_TYPE_NAMES[type(value)]):
                 return to_json(value)
         except (MalformedError, ValueError, RecursionError):

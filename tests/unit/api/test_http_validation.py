@@ -342,6 +342,33 @@ async def test_http_names_the_field_inside_an_object(http: httpx.AsyncClient) ->
     assert error_of(response)["param"] == "stream_options.include_usage"
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "value", "place", "says"),
+    [
+        ("/v1/completions", "stop", {}, "stop", "a valid string or a valid list"),
+        ("/v1/completions", "stop", ["a", 1], "stop[1]", "a valid string"),
+        (
+            "/v1/completions",
+            "guided_json",
+            5,
+            "guided_json",
+            "a valid string or a valid dictionary",
+        ),
+        ("/v1/responses", "input", 5, "input", "a valid string or a valid list"),
+        ("/v1/responses", "input", ["Hi"], "input[0]", "a valid dictionary"),
+        ("/v1/responses", "input", [{"role": "user"}, None], "input[1]", "a valid dictionary"),
+    ],
+)
+async def test_http_says_of_which_kinds_a_field_may_be(
+    http: httpx.AsyncClient, path: str, field: str, value: Any, place: str, says: str
+) -> None:
+    required = {"input": "Hi"} if path == "/v1/responses" else {"prompt": "Hi"}
+    response = await http.post(path, json=required | {field: value})
+    error = error_of(response)
+    assert error["param"] == place
+    assert error["message"] == f"{place}: input should be {says}"
+
+
 async def test_http_errors_never_repeat_the_prompt(http: httpx.AsyncClient) -> None:
     secret = "my-secret-text"
     for body in (

@@ -433,3 +433,9 @@ def test_reasoning_of_a_past_answer_is_there_under_the_name_a_template_reads(
     template = "{% for m in messages %}[{{ m." + read + " }}]{% endfor %}"
     messages = [*user("Hi"), {"role": "assistant", "content": "Hello", name: "I greet."}]
     assert chat(template).render(messages).prompt == "[][I greet.]"
+
+
+def test_a_refusal_of_a_past_answer_is_its_text() -> None:
+    messages = [*user("Hi"), {"role": "assistant", "content": None, "refusal": "I will not."}]
+    rendered = chat().render(messages, add_generation_prompt=False)
+    assert rendered.prompt.endswith("<|im_start|>assistant\nI will not.<|im_end|>\n")

@@ -123,6 +123,12 @@ def test_a_models_formats_are_recognised_by_its_template(
     assert recognise_reasoning(source) == reasoning
 
 
+def test_calls_with_other_names_for_their_keys_are_not_taken_for_llamas() -> None:
+    # As Command R7B's template shows them.
+    example = '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}]'
+    assert recognise_tool_parser('{"name": "f", "description": ""}' + example) is None
+
+
 @pytest.mark.skipif(not CASES.is_dir(), reason="the templates are not here")
 @pytest.mark.parametrize(
     ("name", "variables", "opened"),

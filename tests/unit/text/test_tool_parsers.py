@@ -106,6 +106,16 @@ CASES = {
     "hermes, no arguments": Case(
         "hermes", '<tool_call>{"name": "now"}</tool_call> and more', [NOW], " and more"
     ),
+    "hermes, arguments in an empty string": Case(
+        "hermes", "<tool_call>" + a_call("now", '""'), [NOW]
+    ),
+    "hermes, an end that is cut off": Case(
+        "hermes", f"<tool_call>\n{a_call('now', '{}')}\n</tool_ca", [NOW]
+    ),
+    "functionary, an end that is cut off": Case("functionary", "<function=now>{}</funct", [NOW]),
+    "deepseek, an end that is cut off": Case(
+        "deepseek", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call", [NOW]
+    ),
     "hermes, a bracket too many": Case(
         "hermes", f"<tool_call>\n{a_call('get_weather', WEATHER_JSON)}}}\n</tool_call>", [WEATHER]
     ),
@@ -198,6 +208,12 @@ CASES = {
         [EDIT, NOW],
         "I edit.",
     ),
+    "qwen3_coder, an integer with a point": Case(
+        "qwen3_coder",
+        "<function=edit><parameter=count>3.0</parameter><parameter=ratio>2.0</parameter>"
+        "</function>",
+        [("edit", {"count": 3, "ratio": 2.0})],
+    ),
     "qwen3_coder, no outer tag": Case("qwen3_coder", f"{XML_EDIT}\n</tool_call>", [EDIT]),
     "seed_oss": Case("seed_oss", f"<seed:tool_call>\n{XML_EDIT}\n</seed:tool_call>", [EDIT]),
     "glm45": Case(
@@ -234,6 +250,9 @@ CASES = {
         "pythonic",
         '[edit(path="""a, "b") \\"""\n""", note="", free="""\'x\', y"""), now()]',
         [("edit", {"path": 'a, "b") """\n', "note": "", "free": "'x', y"}), NOW],
+    ),
+    "pythonic, Llama 4's control tokens": Case(
+        "pythonic", "<|python_start|>[now(), now()]<|python_end|>", [NOW, NOW]
     ),
     "pythonic, control tokens": Case(
         "pythonic", "I see.<|tool_call_start|>[now()]<|tool_call_end|>", [NOW], "I see."
