@@ -2,118 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from pagewire.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
-    InternalError,
-    PagewireError,
     ResourceExhaustedError,
     UnavailableError,
 )
-from pagewire.outputs import FinishReason, RequestTimes
-from pagewire_engine.block_map import Snapshot
+from pagewire.outputs import FinishReason
 from pagewire_engine.engine import Engine
 from pagewire_engine.engine_loop import EngineLoop
 from pagewire_engine.outputs import StepOutputs
-from pagewire_engine.step import StepPlan
 from tests.fakes.fake_executor import FakeExecutor
 from tests.unit.engine.harness import EOS, alone, settings, submission
-
-TIMEOUT_S = 20.0
-
-
-class Answers:
-    """Collects what a loop publishes, by request and sequence."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.tokens: dict[tuple[str, int], list[int]] = {}
-        self.reasons: dict[tuple[str, int], FinishReason] = {}
-        self.times: dict[tuple[str, int], RequestTimes] = {}
-        self.errors: dict[str, PagewireError] = {}
-        self.published = 0
-
-    def publish(self, outputs: StepOutputs) -> None:
-        with self.changed:
-            self.published += 1
-            for output in outputs.sequences:
-                key = (output.request_id, output.sequence_index)
-                tokens = self.tokens.setdefault(key, [])
-                assert output.start == len(tokens)
-                assert key not in self.reasons
-                tokens += output.token_ids
-                if output.finish_reason is not None:
-                    self.reasons[key] = output.finish_reason
-                    assert output.times is not None
-                    self.times[key] = output.times
-            for failure in outputs.failures:
-                assert failure.request_id not in self.errors
-                self.errors[failure.request_id] = failure.error
-            self.changed.notify_all()
-
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, TIMEOUT_S), "it did not come"
-
-    def wait_for_end(self, request_id: str, num_sequences: int = 1) -> None:
-        keys = [(request_id, index) for index in range(num_sequences)]
-        self.wait_for(lambda: request_id in self.errors or all(key in self.reasons for key in keys))
-
-
-class Running:
-    """A loop with its engine, executor and answers."""
-
-    def __init__(self, executor: FakeExecutor, **changes: Any) -> None:
-        self.executor = executor
-        self.answers = Answers()
-        self.engine = Engine(executor, eos_token_ids=[EOS], settings=settings(**changes))
-        self.deaths: list[int] = []
-        self.loop = EngineLoop(
-            self.engine, self.answers.publish, lambda: self.deaths.append(self.loop.progress().step)
-        )
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Running]]:
-    """Starts loops, and stops them after the test."""
-    started: list[Running] = []
-
-    def start_loop(executor: FakeExecutor | None = None, **changes: Any) -> Running:
-        running = Running(executor or FakeExecutor(32, 4), **changes)
-        running.loop.start()
-        started.append(running)
-        return running
-
-    yield start_loop
-    for running in started:
-        running.loop.stop()
-        running.engine.scheduler.blocks.check()
-
-
-# A request that nothing but an abort or the test's end will end.
-ENDLESS = {"num_blocks": 1024, "max_model_len": 4096}
-
-
-class Gate:
-    """Holds steps up until told otherwise."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.open = threading.Event()
-
-    def __call__(self, plan: StepPlan) -> None:
-        self.entered.set()
-        assert self.open.wait(TIMEOUT_S)
+from tests.unit.engine.running_loop import ENDLESS, TIMEOUT_S, Gate, Running
 
 
 def test_a_request_is_answered(start: Callable[..., Running]) -> None:
@@ -323,106 +232,6 @@ def test_too_many_waiting_requests_are_turned_away(start: Callable[..., Running]
     running.answers.wait_for_end("c")
 
 
-def test_drain_waits_for_the_end(start: Callable[..., Running]) -> None:
-    running = start(FakeExecutor(32, 4, step_time_s=0.005))
-    running.loop.submit(submission("x", range(5)))
-    assert running.loop.drain(TIMEOUT_S) == 0
-    assert running.answers.reasons == {("x", 0): FinishReason.LENGTH}
-    with pytest.raises(UnavailableError):
-        running.loop.submit(submission("y", range(5)))
-
-
-def test_drain_fails_what_has_not_ended_in_time(start: Callable[..., Running]) -> None:
-    running = start(FakeExecutor(1024, 4, step_time_s=0.01), max_num_seqs=1, **ENDLESS)
-    for request_id in ("running", "waiting"):
-        running.loop.submit(submission(request_id, range(5), max_tokens=None))
-    running.answers.wait_for(lambda: ("running", 0) in running.answers.tokens)
-    assert running.loop.drain(0.05) == 2
-    assert {type(error) for error in running.answers.errors.values()} == {UnavailableError}
-    assert running.engine.scheduler.blocks.num_available_blocks == 1024
-
-
-def test_stop_ends_the_thread_without_a_word(start: Callable[..., Running]) -> None:
-    running = start(FakeExecutor(1024, 4, step_time_s=0.01), **ENDLESS)
-    running.loop.submit(submission("x", range(5), max_tokens=None))
-    running.answers.wait_for(lambda: ("x", 0) in running.answers.tokens)
-    running.loop.stop()
-    running.loop.stop()
-    assert not running.answers.errors
-    assert not running.answers.reasons
-    with pytest.raises(UnavailableError):
-        running.loop.submit(submission("y", range(5)))
-
-
-def test_a_fault_of_the_engine_itself_answers_everyone_and_the_loop_lives(
-    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = start()
-    with monkeypatch.context() as broken:
-        broken.setattr(running.engine.scheduler, "schedule", lambda step: 1 / 0)
-        running.loop.submit(submission("x", range(5)))
-        running.answers.wait_for_end("x")
-    assert isinstance(running.answers.errors["x"], InternalError)
-    running.loop.submit(submission("y", range(5)))
-    running.answers.wait_for_end("y")
-    assert running.answers.reasons["y", 0] is FinishReason.LENGTH
-
-
-def test_an_engine_that_lost_its_workers_looks_stuck(start: Callable[..., Running]) -> None:
-    def die(plan: StepPlan) -> None:
-        if plan.step == 3:
-            raise UnavailableError("the worker process was killed")
-
-    running = start(FakeExecutor(32, 4, on_execute=die))
-    running.loop.submit(submission("x", range(5)))
-    assert running.loop.drain(TIMEOUT_S) == 0
-    assert running.answers.tokens["x", 0] == alone(submission("x", range(5)))[0][:2]
-    assert not running.answers.errors
-    assert not running.answers.reasons
-    progress = running.loop.progress()
-    assert (progress.step, progress.busy) == (3, True)
-    running.loop.stop()
-    assert running.deaths == [3]
-    with pytest.raises(UnavailableError):
-        running.loop.submit(submission("y", range(5)))
-
-
-def test_a_loop_with_a_fault_of_its_own_looks_stuck(
-    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = start()
-    monkeypatch.setattr(running.engine, "abort", lambda *_: 1 / 0)
-    running.loop.abort("x")
-    assert running.loop.drain(TIMEOUT_S) == 0
-    assert running.loop.progress().busy
-    running.loop.stop()
-    assert len(running.deaths) == 1
-
-
-def test_a_loop_that_is_stopped_has_not_died(start: Callable[..., Running]) -> None:
-    running = start()
-    running.loop.stop()
-    assert not running.deaths
-
-
-def test_a_publisher_that_fails_does_not_end_the_loop() -> None:
-    executor = FakeExecutor(32, 4)
-    calls: list[StepOutputs] = []
-
-    def publish(outputs: StepOutputs) -> None:
-        calls.append(outputs)
-        if len(calls) == 1:
-            raise RuntimeError("once")
-
-    engine = Engine(executor, eos_token_ids=[EOS], settings=settings())
-    loop = EngineLoop(engine, publish)
-    loop.start()
-    loop.submit(submission("x", range(5)))
-    assert loop.drain(TIMEOUT_S) == 0
-    loop.stop()
-    assert len(calls) == 8
-
-
 def test_many_threads_submit_and_abort(start: Callable[..., Running]) -> None:
     """All that was accepted ends once; what was not aborted is answered as if alone."""
     gate = Gate()
@@ -509,62 +318,3 @@ def test_time_spent_behind_the_step_under_way_counts_as_time_in_the_queue() -> N
     running.loop.stop()
     assert running.answers.times["second", 0].queue_s >= 0.3
     assert running.answers.times["first", 0].queue_s <= entered - before
-
-
-def test_a_look_shows_an_idle_engine_at_once_and_a_busy_one_between_two_steps() -> None:
-    gate = Gate()
-    running = Running(FakeExecutor(32, 4, on_execute=gate))
-    running.loop.start()
-    idle = running.loop.look(TIMEOUT_S)
-    assert idle is not None
-    assert (idle.step, idle.requests) == (0, [])
-    running.loop.submit(submission("x", range(5), max_tokens=2))
-    assert gate.entered.wait(TIMEOUT_S)
-    # In a step that takes long, what was seen last.
-    assert running.loop.look(0.05) is idle
-    gate.open.set()
-    running.answers.wait_for_end("x")
-    # Looks are throttled by how long the last one took; the one that came too soon was answered
-    # after the first step.
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        after = running.loop.look(TIMEOUT_S)
-        assert after is not None
-        if after.step == 2:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert after.requests[0].request_id == "x"
-    running.loop.stop()
-    assert running.loop.look(TIMEOUT_S) is after
-
-
-def test_looks_take_a_bounded_share_of_the_loop_s_time(
-    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = start()
-    taken: list[float] = []
-    snapshot = running.engine.snapshot
-
-    def slow_snapshot() -> Snapshot:
-        taken.append(time.monotonic())
-        time.sleep(0.002)
-        return snapshot()
-
-    monkeypatch.setattr(running.engine, "snapshot", slow_snapshot)
-    asked = 0
-    while len(taken) < 3:
-        running.loop.look(TIMEOUT_S)
-        asked += 1
-    assert asked > 3
-    assert all(later - earlier > 0.2 for earlier, later in itertools.pairwise(taken))
-
-
-def test_a_look_that_fails_harms_nobody(
-    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = start()
-    monkeypatch.setattr(running.engine, "snapshot", lambda: 1 / 0)
-    assert running.loop.look(TIMEOUT_S) is None
-    running.loop.submit(submission("x", range(5)))
-    running.answers.wait_for_end("x")
