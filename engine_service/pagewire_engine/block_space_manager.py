@@ -96,8 +96,6 @@ class BlockSpaceManager:
         """The blocks of a sequence in order of its tokens; not to be changed by the caller."""
         return self._tables[sequence.sequence_id]
 
-    # -- admission -----------------------------------------------------------------------------
-
     def can_allocate(self, request: Request, *, pool_is_idle: bool) -> AllocStatus:
         """Whether a waiting request may start.
 
@@ -169,8 +167,6 @@ class BlockSpaceManager:
         shared = request.num_prompt_tokens // self.block_size
         return shared + sum(self.blocks_for(s.num_tokens) - shared for s in request.live)
 
-    # -- prefix cache --------------------------------------------------------------------------
-
     def publish(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Lets others find the blocks that a sequence has filled.
 
@@ -210,8 +206,6 @@ class BlockSpaceManager:
 
     def _publish_after(self, num_full_blocks: int) -> int:
         return (num_full_blocks + 1) * self.block_size if self._caches_prefixes else sys.maxsize
-
-    # -- growth --------------------------------------------------------------------------------
 
     def has_slot(self, sequence: Sequence) -> bool:
         """Whether a sequence has a slot for its next token, in a block that it holds alone."""
@@ -259,8 +253,6 @@ class BlockSpaceManager:
         num_published = parent.publish_at // self.block_size - 1
         child.publish_at = parent.publish_at
         child.block_keys = parent.block_keys[:num_published]
-
-    # -- swap ----------------------------------------------------------------------------------
 
     def can_swap_out(self, request: Request) -> bool:
         """Whether host memory has room for the blocks that a request holds alone."""
@@ -338,8 +330,6 @@ class BlockSpaceManager:
         tables = [self._tables.get(sequence.sequence_id, []) for sequence in request.live]
         return list(dict.fromkeys(~block for table in tables for block in table if block < 0))
 
-    # -- release -------------------------------------------------------------------------------
-
     def free(self, request: Request) -> None:
         """Takes back all blocks of a request. Safe to call twice and in every state."""
         for sequence in request.sequences:
@@ -380,8 +370,6 @@ class BlockSpaceManager:
         self._ref_counts[block] = 1
         return block
 
-    # -- for those who look on (see block_map) -----------------------------------------------------
-
     def reference_counts(self) -> list[int]:
         """How many sequences hold each block; a copy."""
         return list(self._ref_counts)
@@ -402,8 +390,6 @@ class BlockSpaceManager:
             for sequence in sequences
             if sequence.sequence_id in tables
         ]
-
-    # -- integrity -----------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raises AssertionError unless `free + held + cached == num_blocks`, in both pools, and

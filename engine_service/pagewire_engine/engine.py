@@ -92,8 +92,6 @@ class Engine:
         self._last_landed = 0.0
         self._num_lost_blocks = 0
 
-    # -- requests come and go ----------------------------------------------------------------
-
     def add(self, submission: Submission) -> None:
         """Takes a request on. One that can never run here fails in the next step's outputs.
 
@@ -169,8 +167,6 @@ class Engine:
         """A seed for a request that came without one, the same in every run."""
         counted = f"{next(self._seeds)}:{request_id}".encode()
         return int.from_bytes(hashlib.blake2b(counted, digest_size=8).digest(), "big") >> 1
-
-    # -- the step ----------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
@@ -313,8 +309,6 @@ class Engine:
                     f"{message}; try again later", retry_after_s=self.retry_after_s()
                 ),
             )
-
-    # -- what it tells of itself -------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         """Its figures. Safe from any thread."""

@@ -288,7 +288,7 @@ class EngineLoop:
                 retry_after_s=self._engine.retry_after_s(),
             )
 
-    # -- the loop's thread -------------------------------------------------------------------
+    # Called by the loop's thread only.
 
     def _run(self) -> None:
         try:

@@ -69,8 +69,6 @@ class LiveRequests:
         outputs, self._outputs = self._outputs, StepOutputs(step=self._counters.step + 1)
         return outputs
 
-    # -- requests come and go ----------------------------------------------------------------
-
     def add(self, request: Request) -> None:
         """Takes a request on, and tells of those of its sequences that came with their end."""
         for sequence in request.sequences:
@@ -132,8 +130,6 @@ class LiveRequests:
             waits = request.status is RequestStatus.WAITING
             counts[request.adapter] = (running + (not waits), waiting + waits)
         return counts
-
-    # -- a step is launched, and lands -------------------------------------------------------
 
     def expect(self, schedule: Schedule) -> None:
         """Books that a step is going to compute its tokens: the next one builds on them."""
@@ -239,8 +235,6 @@ class LiveRequests:
             PromptLogprobsOutput(request.request_id, start, positions)
         )
 
-    # -- beams -------------------------------------------------------------------------------
-
     def _advance_beams(self, candidates: Candidates, now: float) -> None:
         """Once all beams of a request have come to choose, lets its search choose."""
         sequence = self._sequences.get(candidates.sequence_id)
@@ -289,8 +283,6 @@ class LiveRequests:
                     times=times,
                 )
             )
-
-    # -- ends --------------------------------------------------------------------------------
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request

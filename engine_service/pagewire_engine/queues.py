@@ -109,8 +109,6 @@ class RequestQueues:
         self._unfreed: deque[tuple[int, Sequence]] = deque()
         self._unreleased: deque[tuple[int, int]] = deque()
 
-    # -- entering and leaving ----------------------------------------------------------------
-
     def add(self, request: Request) -> None:
         """Puts a request into `waiting`.
 
@@ -214,8 +212,6 @@ class RequestQueues:
             self._free(beam)
         request.prompt_shared = True
 
-    # -- steps under way -----------------------------------------------------------------------
-
     def launched(self, step: int) -> None:
         """The step is under way: what is scheduled from now on comes after it."""
         self._num_under_way += 1
@@ -244,8 +240,6 @@ class RequestQueues:
     def unfreed(self) -> list[Sequence]:
         """Sequences that have ended, and whose blocks a step under way still names."""
         return list(dict.fromkeys(sequence for _, sequence in self._unfreed))
-
-    # -- preemption ----------------------------------------------------------------------------
 
     def _is_swappable(self, request: Request) -> bool:
         mode = self.settings.preemption_mode

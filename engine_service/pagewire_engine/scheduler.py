@@ -324,8 +324,6 @@ class Scheduler(RequestQueues):
             sequence.sequence_id, start, num_tokens, told, new_blocks, sample_for
         )
 
-    # -- preemption --------------------------------------------------------------------------
-
     def _make_room(self, draft: Draft, copies: list[tuple[int, int]]) -> Request:
         """Takes the blocks of a running request that the step has no part for yet: of the least
         urgent priority, the latest of the tenant that holds most. It is preempted, or fails when

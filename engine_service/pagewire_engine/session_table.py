@@ -72,7 +72,7 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    # -- gRPC threads ----------------------------------------------------------------------------
+    # Called by gRPC's threads.
 
     def attach(self, session_id: str, secret: str) -> tuple[Session, bool]:
         """A new session, or the one asked for if it is still known.
@@ -208,7 +208,7 @@ class SessionTable:
         with self.lock:
             self._heard(session_id).rewind()
 
-    # -- the I/O thread, under the lock ----------------------------------------------------------
+    # Called by the I/O thread, which holds the lock.
 
     def all(self) -> Iterable[Session]:
         """Every session."""

@@ -164,8 +164,6 @@ class Session:
         self._pending: dict[Retained, None] = {}
         self._owner: dict[Retained, Stream] = {}
 
-    # -- streams ---------------------------------------------------------------------------------
-
     def use_number(self, number: int) -> bool:
         """Takes a stream number; False when the session used it before."""
         return self._numbers.use(number)
@@ -229,8 +227,6 @@ class Session:
             stream.failure = FailureNote(stream.number, error, before)
             self._owner[stream.failure] = stream
             self._pending[stream.failure] = None
-
-    # -- frames ----------------------------------------------------------------------------------
 
     def connect(self, identity: bytes, now: float) -> None:
         """A connection said Hello: whatever the last one was sent, this one starts from what was

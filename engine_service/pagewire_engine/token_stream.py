@@ -107,7 +107,7 @@ class TokenStreams:
         self._router = self._open_router()
         self._thread = threading.Thread(target=self._run, name="token-streams", daemon=True)
 
-    # -- any thread ------------------------------------------------------------------------------
+    # Called by any thread.
 
     def start(self) -> None:
         """Starts the thread; the socket is bound already."""
@@ -144,7 +144,7 @@ class TokenStreams:
         self.sessions.rewind(session_id)
         self._wake()
 
-    # -- the I/O thread --------------------------------------------------------------------------
+    # Called by the I/O thread only.
 
     def _trace_end(self, stream: Stream, times: RequestTimes | None, failure: str | None) -> None:
         if self._tracing is not None:

@@ -152,9 +152,6 @@ def ask(
     return told["began"], told["arrivals"]
 
 
-# -- the flood -----------------------------------------------------------------------------------
-
-
 UNPACED_STEPS_PER_S = 1e9
 UNPACED_TOKENS_PER_S = 200_000
 
@@ -268,8 +265,6 @@ def paced_result(
     }
 
 
-# -- submits -------------------------------------------------------------------------------------
-
 SUBMITS_PER_S, SUBMIT_TOKENS = 50, 8192
 STATS_INTERVAL_MS = 500
 
@@ -357,9 +352,6 @@ async def _watch(client: RemoteEngineClient) -> None:
 async def _read(stream: TokenStream) -> None:
     async for _ in stream:
         pass
-
-
-# -- the real model ------------------------------------------------------------------------------
 
 
 def run_smollm2(streams: int, max_tokens: int, rounds: int) -> list[dict[str, Any]]:

@@ -67,9 +67,6 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-# -- names ---------------------------------------------------------------------------------------
-
-
 async def test_a_name_is_looked_up_again_and_engines_come_and_go_with_its_addresses(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,9 +166,6 @@ async def test_a_request_that_has_ended_is_nothing_more_to_tell_an_engine_of(
         asked = [request(f"r{number}", (number, 1), max_tokens=1) for number in range(40)]
         await Load(client, asked).tokens()
     assert told == []
-
-
-# -- models --------------------------------------------------------------------------------------
 
 
 async def test_an_engine_with_another_model_gets_no_requests_and_the_log_says_why(
@@ -274,9 +268,6 @@ async def test_an_engine_that_died_is_waited_for_before_another_model_takes_its_
         await client.close()
 
 
-# -- adapters ------------------------------------------------------------------------------------
-
-
 def _with_adapter(request_id: str) -> EngineRequest:
     plain = request(request_id, max_tokens=20)
     return EngineRequest(request_id, plain.prompt_token_ids, plain.sampling_params, adapter="a")
@@ -340,9 +331,6 @@ async def test_an_engine_that_can_t_load_an_adapter_gets_no_requests_for_it(
             assert routed[running[1].target] == 0
 
 
-# -- what the frontend tells ---------------------------------------------------------------------
-
-
 async def test_health_needs_one_engine_and_metrics_tell_them_apart(stack: ExitStack) -> None:
     site = Site(stack, 2)
     files = tokenizer_files()
@@ -387,9 +375,6 @@ async def test_health_needs_one_engine_and_metrics_tell_them_apart(stack: ExitSt
             assert (await http.get("/health")).status_code == 200
     finally:
         await server.stop()
-
-
-# -- one that makes no progress ------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -59,9 +59,6 @@ def read_to_end(peer: WirePeer, stream: int) -> tuple[list[int], list[int]]:
             return tokens, reasons
 
 
-# -- order of registration -----------------------------------------------------------------------
-
-
 def test_submit_before_hello_is_refused(peer: WirePeer) -> None:
     peer.attach()
     with pytest.raises(grpc.RpcError) as caught:
@@ -125,9 +122,6 @@ def test_a_stream_number_is_never_used_twice(peer: WirePeer) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         peer.submit("two", 1)
     assert code(caught) is grpc.StatusCode.INVALID_ARGUMENT
-
-
-# -- acknowledgement and rewind ------------------------------------------------------------------
 
 
 def test_without_acknowledgement_at_most_eight_frames_come_and_the_rest_coalesces(
@@ -256,9 +250,6 @@ def test_heartbeats_tell_the_step_and_whether_it_is_being_computed(peer: WirePee
     peer.abort("busy")
 
 
-# -- strangers -----------------------------------------------------------------------------------
-
-
 def test_garbage_on_the_delta_wire_is_ignored_and_nothing_is_unpickled(
     peer: WirePeer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -324,9 +315,6 @@ def test_a_body_of_100_mb_is_refused_and_the_engine_lives(peer: WirePeer) -> Non
     assert len(read_to_end(peer, 1)[0]) == 2
 
 
-# -- refusals ------------------------------------------------------------------------------------
-
-
 def test_a_bad_field_comes_with_its_name_in_the_details(peer: WirePeer) -> None:
     peer.greet()
     with pytest.raises(grpc.RpcError) as caught:
@@ -368,9 +356,6 @@ def test_a_draining_engine_takes_nothing_new_and_gives_back_what_is_left() -> No
             peer.ack(deltas.frame)
             deltas = peer.next("deltas")
         assert deltas.failed[0].code == grpc.StatusCode.UNAVAILABLE.value[0]
-
-
-# -- around it -----------------------------------------------------------------------------------
 
 
 def test_an_abort_that_comes_late_spares_what_was_submitted_again(peer: WirePeer) -> None:

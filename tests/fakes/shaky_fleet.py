@@ -224,8 +224,6 @@ class Engine:
         assert self.life is not None
         self.life = None
 
-    # -- what may come next ----------------------------------------------------------------------
-
     def events(self) -> list[Callable[[], None]]:
         found: list[Callable[[], None]] = [
             partial(self._answer if call.handled else self._arrive, call) for call in self.calls
@@ -319,8 +317,6 @@ class Engine:
     def _notice(self) -> None:
         assert self.connection is not None
         self.connection._lose(Loss("the connection was cut"))
-
-    # -- faults ----------------------------------------------------------------------------------
 
     def kill(self) -> None:
         if self.life is not None:

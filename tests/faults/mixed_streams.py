@@ -220,9 +220,6 @@ class MixedStreams:
         return self.answers
 
 
-# -- gRPC ----------------------------------------------------------------------------------------
-
-
 def grpc_request(case: Case) -> inference_pb2.GenerateRequest | inference_pb2.ChatRequest:
     """The case as a message."""
     sampling = dict(case.sampling)
@@ -280,9 +277,6 @@ def take_message(message: Any, answer: Answer) -> None:
     if message.HasField("usage"):
         answer.usage = (message.usage.prompt_tokens, message.usage.completion_tokens)
         answer.resumptions = message.usage.resumptions
-
-
-# -- HTTP ----------------------------------------------------------------------------------------
 
 
 def http_body(case: Case) -> dict[str, Any]:

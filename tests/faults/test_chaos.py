@@ -142,8 +142,6 @@ class Chaos:
         """How often the engine was killed."""
         return self.faults["kill_engine"]
 
-    # -- clients ---------------------------------------------------------------------------------
-
     async def client(self, frontend: Frontend, dice: random.Random, until: float) -> None:
         while time.monotonic() < until:
             await frontend.ready.wait()
@@ -198,8 +196,6 @@ class Chaos:
             # have been told late, when there was another kill.
             least = DEATHS_OF_A_CONVICT * number - 1
             assert self.num_kills - earlier >= least, convictions
-
-    # -- faults ----------------------------------------------------------------------------------
 
     async def kill_engine(self) -> None:
         self.engine.kill()

@@ -44,9 +44,6 @@ def little_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-# -- the cache of models -------------------------------------------------------------------------
-
-
 def test_a_model_that_does_not_fit_leaves_nothing_and_is_fetched_again_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,9 +87,6 @@ def test_other_faults_on_the_way_to_the_hub_stay_what_they_are(
         download_model(EngineConfig(model="org/name"))
 
 
-# -- the folder of the delta wire's socket -------------------------------------------------------
-
-
 def test_a_socket_without_a_folder_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -101,9 +95,6 @@ def test_a_socket_without_a_folder_says_what_to_do(monkeypatch: pytest.MonkeyPat
     with pytest.raises(StartupError, match="TMPDIR") as caught:
         StreamEndpoint(None, "127.0.0.1")._choose()
     assert caught.value.field == "stream_endpoint"
-
-
-# -- the log -------------------------------------------------------------------------------------
 
 
 def test_a_frontend_whose_log_is_on_a_full_disk_goes_on_serving() -> None:

@@ -146,8 +146,6 @@ def test_contexts_beyond_the_captured_length_are_launched_one_by_one(tmp_path: P
     assert told.num_replays == 10
 
 
-# -- a model of 1B ---------------------------------------------------------------------------------
-
 BIG: dict[str, Any] = {
     "load_format": "dummy",
     "max_model_len": 512,

@@ -180,9 +180,6 @@ def test_a_graph_serves_whatever_adapters_its_rows_have_and_no_launch_waits() ->
     assert torch.cuda.memory_allocated() - taken < 64 << 20
 
 
-# -- through an engine -----------------------------------------------------------------------------
-
-
 class InMemory:
     """All adapters are there, all the time."""
 

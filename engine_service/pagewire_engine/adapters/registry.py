@@ -81,8 +81,6 @@ class AdapterRegistry:
         """Ends its thread. Safe to call twice."""
         self._background.shutdown(cancel_futures=True)
 
-    # -- loading -----------------------------------------------------------------------------
-
     def load(self, request: LoadRequest) -> LoadedAdapter:
         """Reads and checks an adapter; returns when requests may name it.
 
@@ -179,8 +177,6 @@ class AdapterRegistry:
                 self._retire_if_unused(replaced)
         return entered
 
-    # -- unloading ---------------------------------------------------------------------------
-
     def unload(
         self,
         name: str,
@@ -241,8 +237,6 @@ class AdapterRegistry:
         self._host.drop(adapter.number)
         return True
 
-    # -- requests ----------------------------------------------------------------------------
-
     def hold(self, name: str, version: str = "", *, resubmission: bool = False) -> AdapterHold:
         """For a request that names an adapter. To be released once, when it has ended.
 
@@ -263,8 +257,6 @@ class AdapterRegistry:
         with self._roster.changed:
             self._retire_if_unused(self._roster.release(number))
 
-    # -- host memory: AdapterStore -----------------------------------------------------------
-
     def want(self, number: int) -> None:
         """See AdapterStore."""
         self._host.want(number)
@@ -282,8 +274,6 @@ class AdapterRegistry:
         told = FailedPreconditionError(error.message, field="model")
         if self._fail is not None:
             self._fail(adapter.number, told, lambda count: None)
-
-    # -- what it tells -----------------------------------------------------------------------
 
     def revision(self) -> str:
         """Differs as soon as other adapters may be named, or one in another version."""

@@ -47,8 +47,6 @@ class Roster:
         self._life = secrets.token_hex(8)
         self._num_changes = 0
 
-    # -- loading -----------------------------------------------------------------------------
-
     def begin_loading(self, request: LoadRequest) -> LoadedAdapter | None:
         """Keeps the name for a load, which `end_loading` ends. Returns what it may replace.
 
@@ -143,8 +141,6 @@ class Roster:
         self._num_changes += 1
         self.changed.notify_all()
 
-    # -- leaving -----------------------------------------------------------------------------
-
     def begin_leaving(self, name: str) -> tuple[LoadedAdapter, list[LoadedAdapter]]:
         """No request may name it any more. Returns it, and all versions that are held.
 
@@ -225,8 +221,6 @@ class Roster:
             self._has_changed()
         return True
 
-    # -- requests ----------------------------------------------------------------------------
-
     def hold(self, name: str, version: str = "", *, resubmission: bool = False) -> AdapterHold:
         """See AdapterRegistry."""
         with self.changed:
@@ -259,8 +253,6 @@ class Roster:
             adapter.num_holds -= 1
             self.changed.notify_all()
         return adapter
-
-    # -- what it tells -----------------------------------------------------------------------
 
     def revision(self) -> str:
         """Differs as soon as other adapters may be named, or one in another version."""

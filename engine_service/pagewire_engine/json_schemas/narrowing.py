@@ -180,8 +180,6 @@ class Narrowing:
             schema[key] = mapping(schema.get(key)) | {name: needed}
         return schema
 
-    # -- keywords ------------------------------------------------------------------------------
-
     def _one_of(self, schema: dict[str, Any]) -> list[Schema] | None:
         branches = listed(schema["oneOf"])
         context = {key: value for key, value in schema.items() if key != "oneOf"}

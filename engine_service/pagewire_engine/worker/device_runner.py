@@ -160,8 +160,6 @@ class DeviceRunner:
         """Launches a step and waits for its result."""
         return self.launch(plan).result()
 
-    # -- steps in which every sequence decodes ---------------------------------------------------
-
     def _launch_decodes(self, plan: StepPlan, scheduled: list[KnownSequence]) -> DeviceStep:
         num_rows = len(scheduled)
         contexts = [part.start + 1 for part in plan.scheduled]
@@ -222,8 +220,6 @@ class DeviceRunner:
             inputs.row_starts[:num_rows],
         )
         return logits
-
-    # -- steps of any kind -----------------------------------------------------------------------
 
     def _launch_parts(self, plan: StepPlan, scheduled: list[KnownSequence]) -> DeviceStep:
         array, samples = StepArray(), Samples.of(plan, self._batch)
@@ -312,8 +308,6 @@ class DeviceRunner:
             logit_rows,
         )
         self._finish(step, logits, slots, special, samples.rows, logit_rows)
-
-    # -- what both kinds have in common ----------------------------------------------------------
 
     def _apply_changes(self, sent: torch.Tensor, changes: Changes) -> None:
         """Takes what the host has told into the state and the rows of decodes."""

@@ -71,8 +71,6 @@ class Failover:
             spawn=self._spawn,
         )
 
-    # -- requests --------------------------------------------------------------------------------
-
     async def submit(self, request: EngineRequest) -> LiveRequest:
         """Hands a request over; returns once an engine has accepted it."""
         identity = self._fleet.identity
@@ -131,8 +129,6 @@ class Failover:
         if live in self._lives:
             del self._lives[live]
             live.part()
-
-    # -- what becomes of engines -----------------------------------------------------------------
 
     async def prepare(self, link: EngineLink, info: ModelInfo) -> None:
         """See LinkEvents."""

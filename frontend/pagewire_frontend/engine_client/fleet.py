@@ -40,8 +40,6 @@ class Fleet:
         self._told: dict[str, LinkState] = {}
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    # -- which there are -------------------------------------------------------------------------
-
     def set_names(
         self, names: Collection[str], make: Callable[[str], EngineLink]
     ) -> list[EngineLink]:
@@ -97,8 +95,6 @@ class Fleet:
                 return other
         return None
 
-    # -- which model is served -------------------------------------------------------------------
-
     def choose_model(self) -> None:
         """Keeps to the model that is served as long as an engine of it is there or expected back;
         then takes the one that others serve."""
@@ -142,8 +138,6 @@ class Fleet:
         if link.connected:
             return not link.draining
         return link.died and time.monotonic() - link.lost_at < self._window_s
-
-    # -- news ------------------------------------------------------------------------------------
 
     def announce(self) -> None:
         """Something has changed: whoever waits for an engine looks again."""

@@ -149,8 +149,6 @@ class EngineLink:
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    # -- what it is ------------------------------------------------------------------------------
-
     @property
     def connected(self) -> bool:
         """Whether its session has a connection."""
@@ -191,8 +189,6 @@ class EngineLink:
         """Requests that the engine has: ours as they are now, those of other frontends as it told
         last. One that waits counts twice: the engine has no place for more."""
         return self.own_load + self._others + self._waiting
-
-    # -- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Connects, and stays connected until `close`."""

@@ -112,8 +112,6 @@ class Mailbox:
             or any(record.finish_reason is not None for record in self.sequences)
         )
 
-    # -- from the wire ---------------------------------------------------------------------------
-
     def add_tokens(
         self,
         index: int,
@@ -227,8 +225,6 @@ class Mailbox:
             waiter.set_result(None)
         if self.progressed is not None:
             self.progressed.set()
-
-    # -- for the consumer ------------------------------------------------------------------------
 
     def mute(self, index: int, reason: FinishReason) -> None:
         """The consumer needs no more of this sequence; what waits of it is dropped."""

@@ -77,8 +77,6 @@ class Placement:
         if gone:
             self._router.forget(link.name)
 
-    # -- trials ----------------------------------------------------------------------------------
-
     def waits_for_verdicts(self, live: LiveRequest) -> bool:
         """Whether a request waits only for trials of others to end."""
         return (
@@ -100,8 +98,6 @@ class Placement:
         free = [link for link in links if not _unproven(link)]
         self._court = next(iter(free), None) or min(links, key=lambda link: link.own_load)
         return _unproven(self._court)
-
-    # -- the choice ------------------------------------------------------------------------------
 
     def _open_to(self, live: LiveRequest) -> list[EngineLink]:
         """Engines that take requests, and may take this one."""

@@ -138,8 +138,6 @@ class WireSession:
         """A stream number, never reused."""
         return next(self._numbers)
 
-    # -- connections -----------------------------------------------------------------------------
-
     async def connect(self, attached: engine_pb2.AttachResponse) -> None:
         """Opens a connection, in the place of an earlier one, and says Hello.
 
@@ -260,8 +258,6 @@ class WireSession:
             if now - self._last_ack > self._heartbeat_s / 2:
                 self._send_ack()
 
-    # -- frames out ------------------------------------------------------------------------------
-
     def _send(self, frame: token_deltas_pb2.FrontendFrame) -> None:
         socket = self._socket
         if socket is None:
@@ -303,8 +299,6 @@ class WireSession:
     def _ack_late(self) -> None:
         self._ack_timer = None
         self._send_ack()
-
-    # -- frames in -------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
         for taken in range(_FRAMES_A_TURN):

@@ -56,8 +56,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_bytes = 0
 
-    # -- the connection --------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it
         self._expect_request()
@@ -129,8 +127,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return b"".join([*head, b"\r\n"])
 
-    # -- the parser's callbacks ------------------------------------------------------------------
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._reading_head = True
@@ -183,8 +179,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if free:
             self._write_error(400, msg)
         self.transport.close()
-
-    # -- time ------------------------------------------------------------------------------------
 
     def _expect_request(self) -> None:
         self._began_at = self.loop.time()

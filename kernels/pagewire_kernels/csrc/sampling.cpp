@@ -55,8 +55,6 @@ struct Best {
   }
 };
 
-// ------------------------------------------------------------------ a row and its mask
-
 // Tokens that share a word of a mask; rows are read a block at a time.
 constexpr int64_t kBlock = 32;
 
@@ -186,8 +184,6 @@ class Scores {
   float floor_;
 };
 
-// ------------------------------------------------------------------ the whole vocabulary
-
 // Noise never exceeds 17.33, and rarely much less: noise >= 4 needs a uniform number in the top
 // 1.8%, noise >= 8 in the top 0.034%. So a token far below the best sum so far is passed over by
 // its integer alone, and few logarithms are computed.
@@ -231,8 +227,6 @@ int64_t sample_all(const Scores<kMasked>& scores, int64_t size, int64_t best_id,
   }
   return best.token_id;
 }
-
-// ------------------------------------------------------------------ top_k and top_p
 
 // Candidates for top_p are the tokens down to a score, first to one that few tokens reach; lower
 // ones are looked for where those are not enough.

@@ -178,9 +178,6 @@ def test_a_setting_that_is_no_key_is_refused(keys: list[str]) -> None:
         ApiKeys(keys)
 
 
-# -- limits --------------------------------------------------------------------------------------
-
-
 def test_a_tenant_gets_so_many_requests_a_minute() -> None:
     now = [100.0]
     limits = RequestLimits(per_minute=3, clock=lambda: now[0])
@@ -296,9 +293,6 @@ async def until_free(server: FrontendServer) -> None:
             await asyncio.sleep(0.01)
 
 
-# -- pages of other origins ----------------------------------------------------------------------
-
-
 async def test_pages_of_named_origins_may_call() -> None:
     origin = {"origin": "https://example.org"}
     async with served(api_key="k-1", cors_origin=("https://example.org",)) as http:
@@ -321,9 +315,6 @@ async def test_pages_of_named_origins_may_call() -> None:
     async with served() as http:
         answer = await http.get("/v1/models", headers=origin)
         assert "access-control-allow-origin" not in answer.headers
-
-
-# -- logs ----------------------------------------------------------------------------------------
 
 
 async def test_a_log_line_tells_all_of_a_request_but_its_text(

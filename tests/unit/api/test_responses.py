@@ -166,9 +166,6 @@ async def test_a_failure_before_the_answer_has_its_own_status() -> None:
             await client.responses.create(model="fake-model", input="hi", stream=True)
 
 
-# -- input ---------------------------------------------------------------------------------------
-
-
 def test_items_become_messages() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
@@ -242,9 +239,6 @@ async def test_what_cant_be_served_is_named_as_it_was_sent(body: Any, param: str
 async def test_metadata_within_openais_limits_comes_back() -> None:
     metadata = {f"{n:064}": "v" * 512 for n in range(16)}
     assert (await created(thinking(), metadata=metadata))["metadata"] == metadata
-
-
-# -- the store -----------------------------------------------------------------------------------
 
 
 async def test_a_conversation_goes_on_from_a_kept_answer() -> None:

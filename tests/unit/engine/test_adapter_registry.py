@@ -151,9 +151,6 @@ def test_the_revision_tells_of_each_change_and_of_nothing_else(
     assert len(set(seen)) == len(seen)
 
 
-# -- folders -------------------------------------------------------------------------------------
-
-
 def test_folders_that_have_not_changed_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

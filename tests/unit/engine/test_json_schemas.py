@@ -264,8 +264,6 @@ def test_what_can_not_be_kept_is_refused_by_name_and_left_out_where_that_is_aske
         assert grammars.compiled(schema, lenient=True)
 
 
-# -- whatever is written under a schema meets it ----------------------------------------------
-
 SCALARS = st.sampled_from(
     [
         {"type": "string", "maxLength": 3},

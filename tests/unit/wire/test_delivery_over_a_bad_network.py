@@ -79,8 +79,6 @@ class BadNetwork:
         self.to_engine: deque[tuple[int, bool]] = deque()
         self.errors: dict[int, PagewireError] = {}
 
-    # -- the engine produces ---------------------------------------------------------------------
-
     def open_stream(self, choose: random.Random) -> None:
         if len(self.produced) >= 6:
             return
@@ -146,8 +144,6 @@ class BadNetwork:
             record.stream, PromptLogprobsOutput(f"r{number}", start, positions)
         )
 
-    # -- frames travel ---------------------------------------------------------------------------
-
     def send(self, choose: random.Random) -> None:
         while self.session.can_send(self.now):
             frame = self.session.take_frame(3, self.now)
@@ -187,8 +183,6 @@ class BadNetwork:
     def consume(self, choose: random.Random) -> None:
         if self.produced:
             self._consume(choose.choice(sorted(self.produced)))
-
-    # -- what must hold --------------------------------------------------------------------------
 
     def window_is_kept(self) -> None:
         assert self.session.num_unacknowledged <= WINDOW

@@ -202,9 +202,6 @@ def test_an_embedding_that_was_trained_in_full_is_refused(
         read(tmp_path, targets)
 
 
-# -- files ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", ["..", "../outside", "/etc", "link", "a/../../outside", "", "\0"])
 def test_no_path_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
     root = tmp_path / "root"
