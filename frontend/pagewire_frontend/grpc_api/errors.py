@@ -15,46 +15,19 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from pagewire.errors import PagewireError, shortened
-from pagewire.v1 import inference_pb2
+from pagewire.v1 import inference_pb2, sampling_pb2
 from pagewire_frontend.errors import ChatTemplateError, TokenIdsOnlyError
 from pagewire_frontend.faults import as_pagewire_error, retry_delay_s
 
-_SAMPLING_FIELDS = frozenset(
-    (
-        "n",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "seed",
-        "stop_token_ids",
-        "ignore_eos",
-        "min_tokens",
-        "max_tokens",
-        "logprobs",
-        "prompt_logprobs",
-        "best_of",
-        "structured_output",
-    )
-)
-# What a beam search alone has; and what it shares with sampling.
-_BEAM_FIELDS = frozenset(("beam_width", "length_penalty", "early_stopping"))
-_SHARED_FIELDS = frozenset(("n", "temperature", "max_tokens", "ignore_eos", "logprobs"))
-_TEXT_FIELDS = frozenset(("stop", "include_stop_str_in_output", "skip_special_tokens"))
-_TEMPLATE_FIELDS = frozenset(
-    (
-        "chat_template",
-        "chat_template_kwargs",
-        "add_generation_prompt",
-        "continue_final_message",
-        "reasoning_effort",
-        "documents",
-    )
-)
+
+def _fields(message: type[Message]) -> frozenset[str]:
+    return frozenset(message.DESCRIPTOR.fields_by_name)
+
+
+_SAMPLING_FIELDS = _fields(sampling_pb2.SamplingParams)
+_BEAM_FIELDS = _fields(sampling_pb2.BeamSearchParams)
+_TEXT_FIELDS = _fields(inference_pb2.TextParams)
+_TEMPLATE_FIELDS = _fields(inference_pb2.ChatTemplateParams)
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Awaitable[Any]])
 
@@ -69,7 +42,8 @@ def field_path(field: str, *, beam_search: bool = False) -> str:
     if field == "prompt_token_ids":
         return "token_ids.ids"
     name = field.split("[", 1)[0].split(".", 1)[0]
-    if name in _BEAM_FIELDS or (beam_search and name in _SHARED_FIELDS):
+    # What both have is sampling's where nobody asked for beams.
+    if name in _BEAM_FIELDS and (beam_search or name not in _SAMPLING_FIELDS):
         return f"beam_search.{field}"
     if name in _SAMPLING_FIELDS:
         return f"sampling_params.{field}"
