@@ -31,7 +31,7 @@ _CANDIDATE_WIDTHS = (64, 1024)
 # for each).
 _CHUNK_ELEMENTS = 1 << 20
 # Below any temperature that means something, and far from float32's underflow.
-_MIN_TEMPERATURE = 1e-30
+MIN_TEMPERATURE = 1e-30
 _MASK32 = 0xFFFFFFFF
 
 
@@ -202,7 +202,7 @@ def scale_by_temperature(logits: Tensor, temperatures: Tensor, min_ps: Tensor) -
         best is subtracted first, so that no temperature, however small, overflows.
     """
     scores = logits - logits.amax(dim=-1, keepdim=True)
-    scores /= temperatures.clamp(min=_MIN_TEMPERATURE)[:, None]
+    scores /= temperatures.clamp(min=MIN_TEMPERATURE)[:, None]
     # p / p_best is exp of the score, so that no softmax is needed.
     floors = torch.log(min_ps)
     return scores.masked_fill_(scores < floors[:, None], NEGATIVE_INFINITY)

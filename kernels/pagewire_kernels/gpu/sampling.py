@@ -17,13 +17,12 @@ from torch import Tensor
 from pagewire_kernels.gpu.launch import has_dependent_launch, launch
 from pagewire_kernels.gpu.sampling_kernels import sampling_chunks, sampling_rows
 from pagewire_kernels.gpu.sampling_penalties import Adjustments
-from pagewire_kernels.sampling import RowParameters, choose_where_possible
+from pagewire_kernels.sampling import MIN_TEMPERATURE, RowParameters, choose_where_possible
 from pagewire_kernels.token_masks import TokenMasks
 
 # The slot of a row that only fills a batch up.
 PADDING = -1
 
-_MIN_TEMPERATURE = 1e-30
 _COLUMN_DTYPES = {
     "temperature": (torch.float32,),
     "min_p": (torch.float32,),
@@ -146,11 +145,6 @@ class SamplingWorkspace:
         self.group_best = scratch(self.num_groups, torch.float32)
         self.listed_groups = scratch(self.num_groups, torch.int32)
 
-    @property
-    def num_bytes(self) -> int:
-        """Device memory it holds."""
-        return self.max_rows * (16 * self.num_chunks + 8 * self.num_groups)
-
 
 def sample(
     logits: Tensor,
@@ -185,22 +179,24 @@ def sample(
     if num_rows == 0:
         return
     config = workspace.config
-    adjusted = adjustments.pointers() if adjustments is not None else None
-    dependent = has_dependent_launch(logits.device)
-    launch(
-        sampling_chunks,
-        (workspace.num_chunks, num_rows),
+    shared = (
         logits,
         logits.stride(0),
         logit_rows,
         slots,
         columns.pointers(),
-        adjusted,
+        adjustments.pointers() if adjustments is not None else None,
         workspace.chunk_best,
         workspace.chunk_best_id,
         workspace.chunk_winner,
         workspace.chunk_mass,
         workspace.group_best,
+    )
+    dependent = has_dependent_launch(logits.device)
+    launch(
+        sampling_chunks,
+        (workspace.num_chunks, num_rows),
+        *shared,
         vocab_size,
         workspace.num_chunks,
         workspace.num_groups,
@@ -213,17 +209,7 @@ def sample(
     launch(
         sampling_rows,
         (num_rows,),
-        logits,
-        logits.stride(0),
-        logit_rows,
-        slots,
-        columns.pointers(),
-        adjusted,
-        workspace.chunk_best,
-        workspace.chunk_best_id,
-        workspace.chunk_winner,
-        workspace.chunk_mass,
-        workspace.group_best,
+        *shared,
         workspace.listed_groups,
         out,
         epilogue.last_token if epilogue else None,
@@ -286,7 +272,7 @@ class TritonChooser:
 
     def _columns(self, parameters: RowParameters) -> SamplingColumns:
         temperatures = [
-            max(t, _MIN_TEMPERATURE) if t > 0.0 else 0.0 for t in parameters.temperatures
+            max(t, MIN_TEMPERATURE) if t > 0.0 else 0.0 for t in parameters.temperatures
         ]
         real = torch.tensor(
             [temperatures, parameters.min_ps, parameters.top_ps], dtype=torch.float64

@@ -24,9 +24,12 @@ from pagewire_kernels.gpu.sampling_groups import (
 )
 from pagewire_kernels.gpu.sampling_noise import exponential, words_of_quads, words_of_tokens
 from pagewire_kernels.gpu.sampling_penalties import count_token, load_logits, open_adjustment
+from pagewire_kernels.sampling import MIN_TEMPERATURE, NOT_A_NUMBER, NOTHING_ALLOWED
 
 _LOG2E = tl.constexpr(1.4426950408889634)
-_MIN_TEMPERATURE = tl.constexpr(1e-30)
+_MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
+_NOT_A_NUMBER = tl.constexpr(NOT_A_NUMBER)
+_NOTHING_ALLOWED = tl.constexpr(NOTHING_ALLOWED)
 
 
 @triton.jit
@@ -158,9 +161,9 @@ def sampling_rows(
         best = tl.max(bests)
         token = tl.min(tl.where(bests == best, best_ids, vocab_size))
         if best == float("inf"):
-            token = -1
+            token = _NOT_A_NUMBER
         elif best == float("-inf"):
-            token = -2
+            token = _NOTHING_ALLOWED
         elif tl.load(temperature + slot) > 0:
             parts = (
                 bests,

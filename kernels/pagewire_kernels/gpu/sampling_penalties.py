@@ -139,18 +139,6 @@ class PenaltyState:
         self._history_of: dict[int, int] = {}
         self._bias_of: dict[int, int] = {}
 
-    @staticmethod
-    def bytes_needed(
-        vocab_size: int, num_slots: int, *, num_histories: int, num_biases: int
-    ) -> int:
-        """Device memory of such a state."""
-        return 4 * vocab_size * (num_histories + num_biases) + 24 * num_slots
-
-    @property
-    def in_use(self) -> bool:
-        """Whether any slot has something; else sampling may go without `adjustments`."""
-        return bool(self._history_of or self._bias_of)
-
     def acquire(self, slot: int, penalties: Penalties) -> bool:
         """Gives a slot what its sequence needs, and loads it.
 
