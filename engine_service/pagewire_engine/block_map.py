@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from pagewire_engine.block_space_manager import BlockSpaceManager
+from pagewire_engine.queues import RequestQueues
 from pagewire_engine.request import Request, RequestStatus
 from pagewire_engine.request import Sequence as SequenceOfTokens
 from pagewire_engine.schedule import Schedule
-from pagewire_engine.scheduler import Scheduler
 
 FREE, HELD, SHARED, CACHED = range(4)
 MAX_WAITING_SHOWN = 256
@@ -72,25 +72,25 @@ class Snapshot:
     num_decodes: int
 
 
-def take_snapshot(scheduler: Scheduler, schedule: Schedule | None) -> Snapshot:
-    """Copies what there is to see. For the thread that runs the scheduler.
+def take_snapshot(queues: RequestQueues, schedule: Schedule | None) -> Snapshot:
+    """Copies what there is to see. For the thread that runs the engine.
 
     Args:
-        scheduler: with its queues and blocks.
+        queues: the requests, and the blocks they hold.
         schedule: of the last step whose results are booked, if there was one.
     """
-    waiting = islice(scheduler.waiting, MAX_WAITING_SHOWN)
+    waiting = islice(queues.waiting, MAX_WAITING_SHOWN)
     shown: dict[Request, int] = {}
-    for request in (*scheduler.running, *scheduler.swapped, *waiting):
+    for request in (*queues.running, *queues.swapped, *waiting):
         shown.setdefault(request, len(shown))
     computed = schedule.sequences if schedule is not None else []
     step_requests = [shown.setdefault(s.request, len(shown)) for s in computed]
     entries = schedule.plan.scheduled if schedule is not None else []
     ended: dict[Request, list[SequenceOfTokens]] = {}
-    for sequence in scheduler.unfreed():
+    for sequence in queues.unfreed():
         shown.setdefault(sequence.request, len(shown))
         ended.setdefault(sequence.request, []).append(sequence)
-    blocks = scheduler.blocks
+    blocks = queues.blocks
     return Snapshot(
         step=schedule.plan.step if schedule is not None else 0,
         reference_counts=blocks.reference_counts(),

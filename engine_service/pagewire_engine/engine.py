@@ -31,7 +31,7 @@ from pagewire_engine.fault_isolation import execute_apart
 from pagewire_engine.live_requests import LiveRequests
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.plan_runner import PlanRunner, SkippedError
-from pagewire_engine.queues import SchedulerSettings
+from pagewire_engine.queues import RequestQueues, SchedulerSettings
 from pagewire_engine.request import Request
 from pagewire_engine.schedule import Schedule
 from pagewire_engine.scheduler import Scheduler
@@ -76,7 +76,8 @@ class Engine:
         adapters: AdapterTurns | None = None,
     ) -> None:
         self.settings = settings
-        self.scheduler = Scheduler(settings, adapters)
+        self.queues = RequestQueues(settings, adapters)
+        self.scheduler = Scheduler(self.queues)
         self._executor = executor
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
@@ -84,7 +85,7 @@ class Engine:
         self._sequence_ids = itertools.count()
         self._seeds = itertools.count()
         self._counters = EngineCounters()
-        self._requests = LiveRequests(self.scheduler, self._counters, self._sequence_ids, clock)
+        self._requests = LiveRequests(self.queues, self._counters, self._sequence_ids, clock)
         self._start_rate = StartRate()
         self._last_schedule: Schedule | None = None
         self._runner = PlanRunner(executor) if overlaps_steps else None
@@ -105,7 +106,7 @@ class Engine:
         try:
             request = self._new_request(submission)
             if request.live:
-                self.scheduler.add(request)
+                self.queues.add(request)
         except PagewireError as error:
             self._refuse(submission, error)
             return
@@ -127,15 +128,15 @@ class Engine:
     def reset_prefix_cache(self) -> int:
         """Lets no later request find the content of today's blocks, nor what running requests go on
         to compute from it. Returns how many blocks could have been found."""
-        for request in (*self.scheduler.running, *self.scheduler.swapped):
+        for request in (*self.queues.running, *self.queues.swapped):
             for sequence in request.live:
                 sequence.publish_at = sys.maxsize
-        return self.scheduler.blocks.reset_prefix_cache()
+        return self.queues.blocks.reset_prefix_cache()
 
     def fail_all(self, error: PagewireError, adapter: int | None = None) -> int:
         """Fails every live request, or every one of an adapter; returns how many there were."""
-        if adapter is not None and self.scheduler.adapters is not None:
-            self.scheduler.adapters.forget(adapter)
+        if adapter is not None and self.queues.adapters is not None:
+            self.queues.adapters.forget(adapter)
         return self._requests.fail_all(error, adapter)
 
     def __contains__(self, request_id: str) -> bool:
@@ -144,7 +145,7 @@ class Engine:
 
     def _refuse(self, submission: Submission, error: PagewireError) -> None:
         self._requests.refuse(submission.request_id, error)
-        self.scheduler.release_adapter(submission.adapter)
+        self.queues.release_adapter(submission.adapter)
 
     def _new_request(self, submission: Submission) -> Request:
         if not submission.prompt_token_ids:
@@ -171,21 +172,21 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
-        scheduler = self.scheduler
-        queues = scheduler.running or scheduler.waiting or scheduler.swapped
-        return bool(queues or self._requests.has_outputs or self._under_way is not None)
+        queues = self.queues
+        requests = queues.running or queues.waiting or queues.swapped
+        return bool(requests or self._requests.has_outputs or self._under_way is not None)
 
     @property
     def awaits_adapter(self) -> bool:
         """Whether `step` has nothing to do before an adapter's weights have come."""
-        scheduler = self.scheduler
-        if scheduler.adapters is None or scheduler.running or scheduler.swapped:
+        queues = self.queues
+        if queues.adapters is None or queues.running or queues.swapped:
             return False
         if self._requests.has_outputs or self._under_way is not None:
             return False
-        if scheduler.waiting.head(scheduler.adapters.may_start) is not None:
+        if queues.waiting.head(queues.adapters.may_start) is not None:
             return False
-        return any(map(scheduler.adapters.awaits_weights, dict(scheduler.waiting.adapters())))
+        return any(map(queues.adapters.awaits_weights, dict(queues.waiting.adapters())))
 
     def step(self) -> StepOutputs:
         """Schedules, executes and applies one step; tells what it produced, and what ended since
@@ -236,7 +237,7 @@ class Engine:
         if self._under_way is not None:
             self._counters.num_overlapped_steps += 1
         pending = None if self._runner is None else self._runner.launch(schedule.plan)
-        self.scheduler.launched(schedule.plan.step)
+        self.queues.launched(schedule.plan.step)
         return _Launched(schedule, now, pending)
 
     def _land(self, launched: _Launched) -> None:
@@ -248,7 +249,7 @@ class Engine:
             started = max(launched.at, self._last_landed)
             self._apply(schedule, result, started)
         finally:
-            self.scheduler.landed(launched.schedule.plan.step)
+            self.queues.landed(launched.schedule.plan.step)
         self._last_landed = self._clock()
         self._count_step_end(schedule, self._last_landed - started)
         if self._runner is not None and self._under_way is None:
@@ -289,9 +290,9 @@ class Engine:
         for sequence, entry in zip(schedule.sequences, schedule.plan.scheduled, strict=True):
             num_computed_tokens = entry.start + entry.num_tokens
             if num_computed_tokens >= sequence.publish_at:
-                self.scheduler.blocks.publish(sequence, num_computed_tokens)
+                self.queues.blocks.publish(sequence, num_computed_tokens)
         for sequence in schedule.prefills:
-            self.scheduler.share_prompt(sequence.request)
+            self.queues.share_prompt(sequence.request)
         self._requests.book(schedule, result, now)
 
     def _fail_overdue(self, now: float) -> None:
@@ -300,7 +301,7 @@ class Engine:
         limit_s = self.settings.max_queue_time_s
         if limit_s is None:
             return
-        waiting = self.scheduler.waiting
+        waiting = self.queues.waiting
         while (request := waiting.oldest()) is not None and now - request.clock.arrival > limit_s:
             message = f"the request has waited for more than {limit_s:g} s and not been started"
             self._requests.fail(
@@ -312,7 +313,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Its figures. Safe from any thread."""
-        return take_stats(self._counters, self.scheduler)
+        return take_stats(self._counters, self.queues)
 
     def requests_by_adapter(self) -> dict[int, tuple[int, int]]:
         """Running (or swapped) and waiting requests of each adapter that has some. Safe from any
@@ -321,12 +322,12 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """Who holds which block, and what the last step computed whose results are there."""
-        return take_snapshot(self.scheduler, self._last_schedule)
+        return take_snapshot(self.queues, self._last_schedule)
 
     def check_at_rest(self) -> None:
         """Looks for blocks that are held though no request is left: a fault of ours, which is told
         in the log once for each loss."""
-        blocks = self.scheduler.blocks
+        blocks = self.queues.blocks
         num_lost = blocks.num_blocks - blocks.num_available_blocks
         num_lost += blocks.num_cpu_blocks - blocks.num_free_cpu_blocks
         if num_lost > self._num_lost_blocks:
@@ -339,7 +340,7 @@ class Engine:
 
     def retry_after_s(self) -> float:
         """Seconds until one that finds the queue full should come again. Safe from any thread."""
-        return self._start_rate.retry_after_s(len(self.scheduler.waiting), self._clock())
+        return self._start_rate.retry_after_s(len(self.queues.waiting), self._clock())
 
     def now(self) -> float:
         """The engine's clock, in seconds. Safe from any thread."""
@@ -352,6 +353,7 @@ class Engine:
                 clock.first_scheduled = now
                 self._start_rate.count(now)
         self._counters.num_prefill_chunks += len(schedule.prefills)
+        self._counters.num_block_copies += len(schedule.plan.block_copies)
 
     def _count_step_end(self, schedule: Schedule, seconds: float) -> None:
         self._last_schedule = schedule

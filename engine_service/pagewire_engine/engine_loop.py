@@ -275,7 +275,7 @@ class EngineLoop:
         """A full queue still takes requests of a tenant that has less than an equal part of it, or
         else one tenant's flood would shut out the others. With k tenants, no more can wait than
         the bound times 1 + 1/2 + ... + 1/k."""
-        limit, waiting = self._engine.settings.max_waiting_requests, self._engine.scheduler.waiting
+        limit, waiting = self._engine.settings.max_waiting_requests, self._engine.queues.waiting
         total = len(waiting) + self._submitted.total()
         if total < limit:
             return

@@ -18,9 +18,9 @@ from pagewire_engine.outputs import (
     SequenceOutput,
     StepOutputs,
 )
+from pagewire_engine.queues import RequestQueues
 from pagewire_engine.request import Request, RequestStatus, Sequence
 from pagewire_engine.schedule import Schedule
-from pagewire_engine.scheduler import Scheduler
 from pagewire_engine.stats import EngineCounters
 from pagewire_engine.step import (
     Candidates,
@@ -35,7 +35,7 @@ class LiveRequests:
     """Every request between its admission and its end.
 
     Args:
-        scheduler: told of what ends, and of beams that fork.
+        queues: told of what ends, and of beams that fork.
         counters: where requests and tokens are counted.
         sequence_ids: numbers for beams that fork.
         clock: seconds, monotonic.
@@ -43,12 +43,12 @@ class LiveRequests:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        queues: RequestQueues,
         counters: EngineCounters,
         sequence_ids: itertools.count[int],
         clock: Callable[[], float],
     ) -> None:
-        self._scheduler = scheduler
+        self._queues = queues
         self._counters = counters
         self._sequence_ids = sequence_ids
         self._clock = clock
@@ -76,7 +76,7 @@ class LiveRequests:
                 self._tell_end(sequence)
         if not request.live:
             self._counters.num_requests_finished += 1
-            self._scheduler.release_adapter(request.adapter)
+            self._queues.release_adapter(request.adapter)
             return
         self._requests[request.request_id] = request
         self._sequences.update((sequence.sequence_id, sequence) for sequence in request.live)
@@ -105,7 +105,7 @@ class LiveRequests:
         """Ends a whole request with an error. A request fails once."""
         if self._requests.get(request.request_id) is not request:
             return
-        self._scheduler.remove(request, discard=True)
+        self._queues.remove(request, discard=True)
         for sequence in request.live:
             sequence.finish_reason = FinishReason.ERROR
         self._forget(request)
@@ -252,7 +252,7 @@ class LiveRequests:
             self._end_beam_search(request)
             return
         change = request.continue_beams(continuations, self._sequence_ids)
-        self._scheduler.change_beams(request, change)
+        self._queues.change_beams(request, change)
         self._counters.num_beam_forks += len(change.forks)
         for beam in change.dropped:
             del self._sequences[beam.sequence_id]
@@ -262,7 +262,7 @@ class LiveRequests:
         """Ends a beam search and tells its n results; without tokens where it was cut off."""
         search, params = request.beam_search, request.sampling_params
         assert search is not None
-        self._scheduler.remove(request)
+        self._queues.remove(request)
         self._forget(request)
         self._counters.num_requests_finished += 1
         times = request.times(self._clock())
@@ -287,12 +287,12 @@ class LiveRequests:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = sequence.request
         sequence.finish_reason = reason
-        self._scheduler.finish_sequence(sequence)
+        self._queues.finish_sequence(sequence)
         del self._sequences[sequence.sequence_id]
         if not request.live:
             del self._requests[request.request_id]
             self._counters.num_requests_finished += 1
-            self._scheduler.release_adapter(request.adapter)
+            self._queues.release_adapter(request.adapter)
 
     def _tell_end(self, sequence: Sequence) -> None:
         """Tells of an end that no new token came with."""
@@ -318,4 +318,4 @@ class LiveRequests:
             del self._sequences[sequence.sequence_id]
         request.live.clear()
         del self._requests[request.request_id]
-        self._scheduler.release_adapter(request.adapter)
+        self._queues.release_adapter(request.adapter)

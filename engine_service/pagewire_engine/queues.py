@@ -80,9 +80,9 @@ class RequestQueues:
         swapped: requests whose blocks are in host memory; while there is one, no prompt starts.
         blocks: the pool.
         adapters: whose requests may run; None: there are no adapters.
+        num_under_way: steps that were launched and have not landed.
         num_preemptions: since the engine's start, by recompute and by swap.
         num_swaps: those of them by swap.
-        num_block_copies: blocks copied on a write, since the engine's start.
     """
 
     def __init__(self, settings: SchedulerSettings, adapters: AdapterTurns | None = None) -> None:
@@ -100,11 +100,9 @@ class RequestQueues:
         self.swapped: list[Request] = []
         self.num_preemptions = 0
         self.num_swaps = 0
-        self.num_block_copies = 0
-        # Ids of sequences that the worker knows and need not know any longer.
+        self.num_under_way = 0
         self._forgotten: list[int] = []
-        # Steps under way, and sequences that ended meanwhile: after which step they are freed.
-        self._num_under_way = 0
+        # Sequences that ended while steps are under way: after which step they are freed.
         self._last_launched = 0
         self._unfreed: deque[tuple[int, Sequence]] = deque()
         self._unreleased: deque[tuple[int, int]] = deque()
@@ -138,6 +136,21 @@ class RequestQueues:
         if not self.blocks.can_ever_hold(request):
             raise InvalidArgumentError("prompt_token_ids", _pool_too_small("the request", settings))
         self.waiting.add(request)
+
+    def start(self, request: Request) -> int:
+        """Moves a waiting request to `running`, and gives it the blocks of its prefill.
+
+        Returns:
+            Tokens of it that were found in the prefix cache.
+        """
+        self.waiting.remove(request)
+        num_cached_tokens = self.blocks.allocate(request)
+        self._run(request)
+        return num_cached_tokens
+
+    def _run(self, request: Request) -> None:
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=_by_order)
 
     def finish_sequence(self, sequence: Sequence) -> None:
         """Takes a sequence that ended out of its request, and its blocks back; with the last one
@@ -178,13 +191,13 @@ class RequestQueues:
             self.waiting.remove(request)
         elif request.status in _HAS_BLOCKS:
             queue = self.running if request.status is RequestStatus.RUNNING else self.swapped
-            del queue[bisect_left(queue, request.order, key=by_order)]
+            del queue[bisect_left(queue, request.order, key=_by_order)]
         request.status = RequestStatus.FINISHED
 
     def _free(self, sequence: Sequence) -> None:
         """Takes a sequence's blocks back, as soon as no step under way names them: none names those
         of a request that does not run."""
-        if self._num_under_way and sequence.request.status is RequestStatus.RUNNING:
+        if self.num_under_way and sequence.request.status is RequestStatus.RUNNING:
             sequence.publish_at = sys.maxsize
             self._unfreed.append((self._last_launched, sequence))
         else:
@@ -214,12 +227,12 @@ class RequestQueues:
 
     def launched(self, step: int) -> None:
         """The step is under way: what is scheduled from now on comes after it."""
-        self._num_under_way += 1
+        self.num_under_way += 1
         self._last_launched = step
 
     def landed(self, step: int) -> None:
         """The step is no longer under way, and its results are booked."""
-        self._num_under_way -= 1
+        self.num_under_way -= 1
         while self._unfreed and self._unfreed[0][0] <= step:
             self.blocks.free_sequence(self._unfreed.popleft()[1])
         while self._unreleased and self._unreleased[0][0] <= step:
@@ -228,7 +241,7 @@ class RequestQueues:
     def release_adapter(self, adapter: int) -> None:
         """A request of this adapter has ended: lets go of it as soon as no step under way uses
         it."""
-        if adapter and self._num_under_way:
+        if adapter and self.num_under_way:
             self._unreleased.append((self._last_launched, adapter))
         elif adapter:
             self._release(adapter)
@@ -237,26 +250,44 @@ class RequestQueues:
         if self.adapters is not None:
             self.adapters.release(adapter)
 
+    @property
+    def forgotten(self) -> list[int]:
+        """Ids of sequences that the worker knows and need not know any longer."""
+        return self._forgotten
+
+    def note_forgotten_told(self) -> None:
+        """The worker is told of them with the step that is being scheduled."""
+        self._forgotten = []
+
     def unfreed(self) -> list[Sequence]:
         """Sequences that have ended, and whose blocks a step under way still names."""
         return list(dict.fromkeys(sequence for _, sequence in self._unfreed))
 
-    def _is_swappable(self, request: Request) -> bool:
+    def is_swappable(self, request: Request) -> bool:
+        """Whether a request that is preempted is swapped, where host memory has room."""
         mode = self.settings.preemption_mode
         shares = request.prompt_shared and len(request.live) > 1
         return mode == "swap" or (mode == "auto" and shares)
 
-    def _swap_out(self, draft: Draft, request: Request, copies: list[tuple[int, int]]) -> None:
+    def swap_out(self, draft: Draft, request: Request, copies: list[tuple[int, int]]) -> None:
         """Moves a running request's blocks to host memory."""
         unwritten = {destination: source for source, destination in copies}
         draft.swap_out.extend(self.blocks.swap_out(request, unwritten))
         self._leave_queue(request)
         request.status = RequestStatus.SWAPPED
-        insort(self.swapped, request, key=by_order)
+        insort(self.swapped, request, key=_by_order)
         self.num_swaps += 1
         self._count_preemption(request, "swap", _TOO_FEW_BLOCKS)
 
-    def _recompute(self, request: Request, cause: str = _TOO_FEW_BLOCKS) -> None:
+    def swap_in(self, draft: Draft, request: Request) -> None:
+        """Moves a swapped request's blocks back to the device, and the request to `running`."""
+        self._leave_queue(request)
+        draft.swap_in.extend(self.blocks.swap_in(request))
+        self._run(request)
+        for sequence in request.live:
+            sequence.num_blocks_told = 0
+
+    def recompute(self, request: Request, cause: str = _TOO_FEW_BLOCKS) -> None:
         """Drops a request's blocks; its tokens will be computed again."""
         was_swapped = request.status is RequestStatus.SWAPPED
         self.remove(request)
@@ -287,13 +318,14 @@ class RequestQueues:
                 self.num_preemptions,
             )
 
-    def _fail_for_blocks(self, draft: Draft, request: Request) -> None:
+    def fail_for_blocks(self, draft: Draft, request: Request) -> None:
+        """Fails a request for which the pool is too small."""
         self.remove(request)
         message = _pool_too_small("the request with what it has produced", self.settings)
         draft.failures.append((request, ResourceExhaustedError(message)))
 
 
-def by_order(request: Request) -> tuple[int, int]:
+def _by_order(request: Request) -> tuple[int, int]:
     return request.order
 
 

@@ -6,12 +6,10 @@ step has one budget of tokens, shared by the decodes of running sequences and by
 
 from __future__ import annotations
 
-from bisect import insort
-
 from pagewire_engine.adapters.turns import AdapterTurns
 from pagewire_engine.block_space_manager import AllocStatus
 from pagewire_engine.fair_share import Amount, TenantShares
-from pagewire_engine.queues import RequestQueues, by_order
+from pagewire_engine.queues import RequestQueues
 from pagewire_engine.request import Request, RequestStatus, Sequence
 from pagewire_engine.schedule import Draft, Schedule, Share
 from pagewire_engine.step import NewSequence, ScheduledSequence
@@ -28,59 +26,69 @@ _TURN_OF_ANOTHER = (
 _NO_BLOCKS: list[int] = []  # shared, and never changed
 
 
-class Scheduler(RequestQueues):
-    """Chooses what is computed, and who has to make room for it."""
+class Scheduler:
+    """Chooses what is computed, and who has to make room for it.
+
+    Args:
+        queues: the requests, and the blocks they hold.
+    """
+
+    def __init__(self, queues: RequestQueues) -> None:
+        self._queues = queues
+        self._settings = queues.settings
+        self._blocks = queues.blocks
+        self._adapters = queues.adapters
 
     def schedule(self, step: int) -> Schedule:
         """Chooses the tokens of a step, and gives them their slots. While another step is under
         way, nobody is preempted: what has to be computed again is known only after it."""
-        draft = Draft(self.settings.max_num_batched_tokens, self._count_decodes())
-        if self.adapters is not None:
-            self._change_places(draft, self.adapters, step)
-        if not self.swapped:
+        draft = Draft(self._settings.max_num_batched_tokens, self._count_decodes())
+        if self._adapters is not None:
+            self._change_places(draft, self._adapters, step)
+        if not self._queues.swapped:
             self._admit_ahead(draft)
         self._schedule_running(draft)
         if not (draft.preempted or draft.lacks_blocks):
             self._swap_in(draft)
-            if not self.swapped:
+            if not self._queues.swapped:
                 self._admit_waiting(draft)
-        schedule = draft.finish(step, self._forgotten)
+        schedule = draft.finish(step, self._queues.forgotten)
         if not schedule.plan.is_empty:
-            self._forgotten = []
+            self._queues.note_forgotten_told()
         return schedule
 
     def _change_places(self, draft: Draft, turns: AdapterTurns, step: int) -> None:
         """Lets adapters take turns; those whose turn is over may have to make way."""
-        waiting = self.waiting.adapters()
+        waiting = self._queues.waiting.adapters()
         if not waiting:
             return
         running: dict[int, int] = {}
         recomputed: set[int] = set()
-        for request in (*self.swapped, *self.running):
+        for request in (*self._queues.swapped, *self._queues.running):
             priority = running.get(request.adapter, request.order[0])
             running[request.adapter] = min(priority, request.order[0])
             if request.is_recomputed:
                 recomputed.add(request.adapter)
         leaving = turns.change_places(step, running, waiting, recomputed)
-        if not leaving or any(request.adapter == leaving for request in self.swapped):
+        if not leaving or any(request.adapter == leaving for request in self._queues.swapped):
             return
-        victims = [request for request in self.running if request.adapter == leaving]
-        if victims and self._num_under_way:
+        victims = [request for request in self._queues.running if request.adapter == leaving]
+        if victims and self._queues.num_under_way:
             draft.lacks_blocks = True
             return
         for victim in victims:
-            self._recompute(victim, _TURN_OF_ANOTHER)
+            self._queues.recompute(victim, _TURN_OF_ANOTHER)
             draft.preempted = True
 
     def _next_waiting(self) -> Request | None:
         """The waiting request that starts next; None where none may."""
-        if self.adapters is None:
-            return self.waiting.head()
-        return self.waiting.head(self.adapters.may_start)
+        if self._adapters is None:
+            return self._queues.waiting.head()
+        return self._queues.waiting.head(self._adapters.may_start)
 
     def _count_decodes(self) -> int:
         num_decodes = 0
-        for request in self.running:
+        for request in self._queues.running:
             if request.is_prefilling:
                 # One that pools has nothing to decode, even when its prompt is on its way.
                 request.is_prefilling = request.pooling is not None or not all(
@@ -93,7 +101,7 @@ class Scheduler(RequestQueues):
     def _schedule_running(self, draft: Draft) -> None:
         """Decodes in their order, then prefills in that of the waiting queue: a tenant's long
         prompt takes turns with the prompts of others."""
-        left = self.running
+        left = self._queues.running
         if scheduled := draft.requests():
             left = [request for request in left if request not in scheduled]
         decodes = [request for request in left if not request.is_prefilling]
@@ -117,7 +125,7 @@ class Scheduler(RequestQueues):
         start, told = sequence.num_computed_tokens, sequence.num_blocks_told
         if not start == sequence.num_tokens - 1 < request.max_num_tokens - 1:
             return False
-        if told * self.settings.block_size <= start or not self.blocks.has_slot(sequence):
+        if told * self._settings.block_size <= start or not self._blocks.has_slot(sequence):
             return False
         decodes.budget -= 1
         decodes.sequences.append(sequence)
@@ -129,28 +137,23 @@ class Scheduler(RequestQueues):
 
     def _swap_in(self, draft: Draft) -> None:
         """Lets swapped requests go on. Not in a step that preempts: what comes in would go out."""
-        while self.swapped:
-            request = self.swapped[0]
+        while self._queues.swapped:
+            request = self._queues.swapped[0]
             num_seqs = len(request.live)
             if draft.prefills.budget == 0:
                 return
-            if self._num_running_seqs() + request.most_sequences > self.settings.max_num_seqs:
+            if self._num_running_seqs() + request.most_sequences > self._settings.max_num_seqs:
                 return
-            status = self.blocks.can_swap_in(request, pool_is_idle=not self.running)
+            status = self._blocks.can_swap_in(request, pool_is_idle=not self._queues.running)
             if status is AllocStatus.LATER:
                 return
             if status is AllocStatus.NEVER:
-                if self._num_under_way:
+                if self._queues.num_under_way:
                     draft.lacks_blocks = True
                     return
-                self._recompute(request)
+                self._queues.recompute(request)
                 continue
-            del self.swapped[0]
-            draft.swap_in.extend(self.blocks.swap_in(request))
-            request.status = RequestStatus.RUNNING
-            insort(self.running, request, key=by_order)
-            for sequence in request.live:
-                sequence.num_blocks_told = 0
+            self._queues.swap_in(draft, request)
             if not request.is_prefilling:
                 # The rest of them wait for a later step, where one has not the tokens for all.
                 taken = min(num_seqs, draft.prefills.budget)
@@ -159,13 +162,13 @@ class Scheduler(RequestQueues):
             self._schedule_request(draft, request)
 
     def _num_running_seqs(self) -> int:
-        return sum(request.most_sequences for request in self.running)
+        return sum(request.most_sequences for request in self._queues.running)
 
     def _admit_ahead(self, draft: Draft) -> None:
         """Lets requests start, before what runs is scheduled, of tenants that hold less than their
         share: in the place of other tenants' requests, or only before their prefills."""
         while draft.prefills.budget > 0 and (request := self._next_waiting()) is not None:
-            if all(each.tenant == request.tenant for each in self.running):
+            if all(each.tenant == request.tenant for each in self._queues.running):
                 return
             num_seqs = self._num_running_seqs()
             status = self._can_start(request, num_seqs)
@@ -173,43 +176,42 @@ class Scheduler(RequestQueues):
                 victims = self._places_for(request, draft, num_seqs)
                 if not victims:
                     return
-                if self._num_under_way:
+                if self._queues.num_under_way:
                     draft.lacks_blocks = True
                     return
                 for victim in victims:
-                    self._recompute(victim, _SHARE_OF_ANOTHER)
+                    self._queues.recompute(victim, _SHARE_OF_ANOTHER)
                     draft.preempted = True
                 status = self._can_start(request, self._num_running_seqs())
             elif not self._overtakes(request):
                 return
             if status is not AllocStatus.OK:
                 return
-            self.waiting.remove(request)
             self._start(draft, request)
 
     def _overtakes(self, request: Request) -> bool:
-        prefills = [each.fair_order for each in self.running if each.is_prefilling]
+        prefills = [each.fair_order for each in self._queues.running if each.is_prefilling]
         return bool(prefills) and request.fair_order < min(prefills)
 
     def _places_for(self, request: Request, draft: Draft, num_seqs: int) -> list[Request]:
         """Running requests of other tenants in whose place a waiting one may start, while so many
         sequences run."""
-        blocks = self.blocks
+        blocks = self._blocks
         return self._tenant_shares().places_for(
             request,
-            Amount(self.settings.max_num_seqs - num_seqs, blocks.num_available_blocks),
+            Amount(self._settings.max_num_seqs - num_seqs, blocks.num_available_blocks),
             draft.requests(),
             wanted=Amount(request.most_sequences, blocks.num_wanted(request)),
             freed_by=lambda each: Amount(each.most_sequences, blocks.num_alone(each)),
         )
 
     def _tenant_shares(self) -> TenantShares:
-        settings = self.settings
+        settings = self._settings
         total = Amount(settings.max_num_seqs, settings.num_blocks)
-        return TenantShares(self.running, total, settings.block_size)
+        return TenantShares(self._queues.running, total, settings.block_size)
 
     def _admit_waiting(self, draft: Draft) -> None:
-        if not self.waiting:
+        if not self._queues.waiting:
             return
         num_seqs = self._num_running_seqs()
         while draft.prefills.budget > 0 and (request := self._next_waiting()) is not None:
@@ -217,24 +219,21 @@ class Scheduler(RequestQueues):
             if status is AllocStatus.LATER:
                 return
             if status is AllocStatus.NEVER:
-                self._fail_for_blocks(draft, request)
+                self._queues.fail_for_blocks(draft, request)
                 continue
-            self.waiting.remove(request)
             self._start(draft, request)
             num_seqs += request.most_sequences
 
     def _can_start(self, request: Request, num_seqs: int) -> AllocStatus:
-        if num_seqs + request.most_sequences > self.settings.max_num_seqs:
+        if num_seqs + request.most_sequences > self._settings.max_num_seqs:
             return AllocStatus.LATER
-        return self.blocks.can_allocate(request, pool_is_idle=not self.running)
+        return self._blocks.can_allocate(request, pool_is_idle=not self._queues.running)
 
     def _start(self, draft: Draft, request: Request) -> None:
-        """Moves an admitted request to `running`, with its first chunk of prefill."""
-        num_cached_tokens = self.blocks.allocate(request)
+        """Lets an admitted request run, with its first chunk of prefill."""
+        num_cached_tokens = self._queues.start(request)
         if request.clock.first_scheduled is None:
             request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
-        request.status = RequestStatus.RUNNING
-        insort(self.running, request, key=by_order)
         for sequence in request.live:
             draft.new_sequences.append(_introduced(sequence))
         self._schedule_request(draft, request)
@@ -250,7 +249,7 @@ class Scheduler(RequestQueues):
             num_due = _num_due(request, sequence)
             if num_due == 0:
                 continue
-            if num_due > share.budget and not self.settings.chunks_prompts:
+            if num_due > share.budget and not self._settings.chunks_prompts:
                 break
             num_tokens = min(num_due, share.budget)
             if num_tokens == 0:
@@ -262,7 +261,7 @@ class Scheduler(RequestQueues):
                 break
             if copied:
                 copies.extend(copied)
-                index = sequence.num_computed_tokens // self.settings.block_size
+                index = sequence.num_computed_tokens // self._settings.block_size
                 sequence.num_blocks_told = min(sequence.num_blocks_told, index)
             share.budget -= num_tokens
             sequences.append(sequence)
@@ -273,7 +272,6 @@ class Scheduler(RequestQueues):
             self._tell_beams(draft, sequences)
         if copies:
             draft.block_copies[request.request_id] = copies
-            self.num_block_copies += len(copies)
 
     def _append_slots(
         self,
@@ -291,8 +289,8 @@ class Scheduler(RequestQueues):
             The blocks to copy first. None: there are no slots, since nobody may be preempted now,
             or since its own request was the one to give way.
         """
-        while (copied := self.blocks.append_slots(sequence, num_tokens)) is None:
-            if self._num_under_way:
+        while (copied := self._blocks.append_slots(sequence, num_tokens)) is None:
+            if self._queues.num_under_way:
                 draft.lacks_blocks = True
                 return None
             if self._make_room(draft, copies) is sequence.request:
@@ -312,8 +310,8 @@ class Scheduler(RequestQueues):
         """The sequence's part of the plan, with the end of its block table that is news. Its tenant
         is charged for it here."""
         start, told = sequence.num_computed_tokens, sequence.num_blocks_told
-        sequence.num_blocks_told = self.blocks.blocks_for(start + num_tokens)
-        new_blocks = self.blocks.block_table(sequence)[told : sequence.num_blocks_told]
+        sequence.num_blocks_told = self._blocks.blocks_for(start + num_tokens)
+        new_blocks = self._blocks.block_table(sequence)[told : sequence.num_blocks_told]
         request = sequence.request
         sample_for = request.sampled_with(sequence) if samples else ()
         request.account.service += OUTPUT_TOKEN_COST * len(sample_for)
@@ -335,16 +333,16 @@ class Scheduler(RequestQueues):
         """
         scheduled = draft.requests()
         victim = self._tenant_shares().first_to_yield(
-            request for request in self.running if request not in scheduled
+            request for request in self._queues.running if request not in scheduled
         )
-        if len(self.running) == 1 and not self.swapped:
-            self._fail_for_blocks(draft, victim)
+        if len(self._queues.running) == 1 and not self._queues.swapped:
+            self._queues.fail_for_blocks(draft, victim)
             return victim
         draft.preempted = True
-        if self._is_swappable(victim) and self.blocks.can_swap_out(victim):
-            self._swap_out(draft, victim, copies)
+        if self._queues.is_swappable(victim) and self._blocks.can_swap_out(victim):
+            self._queues.swap_out(draft, victim, copies)
         else:
-            self._recompute(victim)
+            self._queues.recompute(victim)
         return victim
 
 

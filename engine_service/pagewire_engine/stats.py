@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagewire.histogram import Histogram, HistogramCounts
-from pagewire_engine.scheduler import Scheduler
+from pagewire_engine.queues import RequestQueues
 
 # vLLM's buckets of `iteration_tokens_total`.
 _TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -70,6 +70,7 @@ class EngineCounters:
     num_requests_finished: int = 0
     num_requests_failed: int = 0
     num_prefill_chunks: int = 0
+    num_block_copies: int = 0
     num_beam_forks: int = 0
     num_overlapped_steps: int = 0
     num_steps_out_of_memory: int = 0
@@ -89,21 +90,21 @@ class EngineCounters:
             self.step_time.observe(seconds)
 
 
-def take_stats(counters: EngineCounters, scheduler: Scheduler) -> EngineStats:
+def take_stats(counters: EngineCounters, queues: RequestQueues) -> EngineStats:
     """A snapshot. Safe from any thread: each figure is read at once, not all at the same time."""
-    blocks = scheduler.blocks
+    blocks = queues.blocks
     return EngineStats(
         step=counters.step,
-        num_waiting=len(scheduler.waiting),
-        num_running=len(scheduler.running),
-        num_swapped=len(scheduler.swapped),
+        num_waiting=len(queues.waiting),
+        num_running=len(queues.running),
+        num_swapped=len(queues.swapped),
         num_blocks=blocks.num_blocks,
         num_free_blocks=blocks.num_free_blocks,
         num_cached_blocks=blocks.num_cached_blocks,
         num_cpu_blocks=blocks.num_cpu_blocks,
         num_free_cpu_blocks=blocks.num_free_cpu_blocks,
-        num_preemptions=scheduler.num_preemptions,
-        num_swaps=scheduler.num_swaps,
+        num_preemptions=queues.num_preemptions,
+        num_swaps=queues.num_swaps,
         prefix_cache_queries=blocks.num_tokens_queried,
         prefix_cache_hits=blocks.num_tokens_hit,
         num_prompt_tokens=counters.num_prompt_tokens,
@@ -116,7 +117,7 @@ def take_stats(counters: EngineCounters, scheduler: Scheduler) -> EngineStats:
         num_prefill_chunks=counters.num_prefill_chunks,
         iteration_tokens=counters.iteration_tokens.snapshot(),
         step_time=counters.step_time.snapshot(),
-        num_block_copies=scheduler.num_block_copies,
+        num_block_copies=counters.num_block_copies,
         num_beam_forks=counters.num_beam_forks,
         num_overlapped_steps=counters.num_overlapped_steps,
         num_steps_out_of_memory=counters.num_steps_out_of_memory,

@@ -112,7 +112,7 @@ class Laboratory:
         answers: Answers = {}
         while engine.has_work:
             outputs = engine.step()
-            engine.scheduler.blocks.check()
+            engine.queues.blocks.check()
             assert not outputs.failures
             for output in outputs.sequences:
                 key = (output.request_id, output.sequence_index)
@@ -213,7 +213,7 @@ def test_swapped_equals_undisturbed(
     engine = laboratory.engine(num_blocks=14, num_cpu_blocks=20, preemption_mode="swap")
     answers, stats = laboratory.run_in(engine, requests(params))
     assert answers == expected(alone, params)
-    assert stats.num_preemptions == engine.scheduler.num_swaps > 0
+    assert stats.num_preemptions == engine.queues.num_swaps > 0
 
 
 @BOTH
@@ -223,11 +223,11 @@ def test_cached_equals_computed(
 ) -> None:
     engine = laboratory.engine(budget=budget)
     laboratory.run_in(engine, requests(GREEDY))
-    assert engine.scheduler.blocks.num_tokens_hit == 0
+    assert engine.queues.blocks.num_tokens_hit == 0
     answers, _ = laboratory.run_in(engine, requests(params))
     assert answers == expected(alone, params)
     # Of 33, 64 and 90 tokens, as many as are in full blocks; the last one is always computed.
-    assert engine.scheduler.blocks.num_tokens_hit == 32 + 48 + 80
+    assert engine.queues.blocks.num_tokens_hit == 32 + 48 + 80
 
 
 @BOTH
@@ -382,5 +382,5 @@ def test_abort_at_every_step_returns_every_block(laboratory: Laboratory) -> None
         ends = [o for o in engine.step().sequences if o.finish_reason is FinishReason.ABORT]
         assert sorted(o.request_id for o in ends) == sorted(r.request_id for r in requests(GREEDY))
         assert not engine.has_work
-        engine.scheduler.blocks.check()
-        assert engine.scheduler.blocks.num_available_blocks == NUM_BLOCKS
+        engine.queues.blocks.check()
+        assert engine.queues.blocks.num_available_blocks == NUM_BLOCKS

@@ -125,8 +125,8 @@ async def assert_nothing_is_kept(engine: FakeEngine, client: RemoteEngineClient)
     assert not only_link(client).lives
     core = engine.built.engine
     await wait_until_async(lambda: not core.has_work, "the engine comes to rest")
-    core.scheduler.blocks.check()
-    assert core.scheduler.blocks.num_available_blocks == core.scheduler.blocks.num_blocks
+    core.queues.blocks.check()
+    assert core.queues.blocks.num_available_blocks == core.queues.blocks.num_blocks
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ class Run:
                 assert told.start == 1 + len(self.prompt)
                 self.prompt += told.positions
             self.errors |= {failure.request_id: failure.error for failure in outputs.failures}
-        engine.scheduler.blocks.check()
-        assert engine.scheduler.blocks.num_available_blocks == 128
+        engine.queues.blocks.check()
+        assert engine.queues.blocks.num_available_blocks == 128
         self.stats = engine.stats()
         engine.close()
         executor.shutdown()

@@ -129,16 +129,16 @@ async def test_nothing_leaks_and_everybody_is_answered(overlaps: bool, num_reque
         core = engine.built.engine
         await wait_until_async(lambda: not core.has_work, "the engine comes to rest")
         await client.close()
-        scheduler, stats = core.scheduler, core.stats()
-        scheduler.blocks.check()
-        assert scheduler.blocks.num_available_blocks == NUM_BLOCKS
-        assert scheduler.blocks.num_free_cpu_blocks == NUM_CPU_BLOCKS
+        queues, stats = core.queues, core.stats()
+        queues.blocks.check()
+        assert queues.blocks.num_available_blocks == NUM_BLOCKS
+        assert queues.blocks.num_free_cpu_blocks == NUM_CPU_BLOCKS
     assert sum(soak.ends.values()) == num_requests
     least = num_requests // 250
     assert min(soak.ends[kind] for kind in (ANSWERED, LEFT, TIMED_OUT, FAILED)) > least, soak.ends
     # What it was to meet, it has met.
-    assert stats.num_preemptions - scheduler.num_swaps > least
-    assert scheduler.num_swaps > least
+    assert stats.num_preemptions - queues.num_swaps > least
+    assert queues.num_swaps > least
     assert stats.prefix_cache_hits > 0
     # Flat: the second half of the run adds next to nothing.
     half = soak.resident[len(soak.resident) // 2]

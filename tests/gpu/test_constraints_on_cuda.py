@@ -128,7 +128,7 @@ def test_constrained_outputs_are_those_of_the_cpu(way: str, folder: Path, on_cpu
         assert isinstance(executor, SingleProcessExecutor)
         assert executor._worker is not None
         num_replays = getattr(executor._worker._runner, "num_replays", 0)
-        num_swaps = built.engine.scheduler.num_swaps
+        num_swaps = built.engine.queues.num_swaps
     assert (stats.num_preemptions > 0) == ("num_gpu_blocks_override" in changes)
     assert (num_swaps > 0) == (way == "swapped")
     if way == "in chunks":

@@ -25,4 +25,4 @@ def start() -> Iterator[Callable[..., Running]]:
     yield start_loop
     for running in started:
         running.loop.stop()
-        running.engine.scheduler.blocks.check()
+        running.engine.queues.blocks.check()

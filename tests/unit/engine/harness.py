@@ -114,7 +114,7 @@ class Harness:
 
     def step(self) -> StepOutputs:
         outputs = self.engine.step()
-        self.engine.scheduler.blocks.check()
+        self.engine.queues.blocks.check()
         for output in outputs.sequences:
             self._record(output)
         for told in outputs.prompt_logprobs:
@@ -136,7 +136,7 @@ class Harness:
         assert not self.engine.has_work, f"no end after {max_steps} steps"
         stats = self.engine.stats()
         assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
-        assert self.engine.scheduler.blocks.num_free_cpu_blocks == self.settings.num_cpu_blocks
+        assert self.engine.queues.blocks.num_free_cpu_blocks == self.settings.num_cpu_blocks
         assert stats.num_running == stats.num_waiting == stats.num_swapped == 0
 
     def tokens(self, request_id: str) -> list[list[int]]:

@@ -116,7 +116,7 @@ class Run:
 
     def step(self) -> None:
         self.take(self.engine.step())
-        self.engine.scheduler.blocks.check()
+        self.engine.queues.blocks.check()
 
     def take(self, outputs: Any) -> None:
         assert not outputs.failures
@@ -143,7 +143,7 @@ class Run:
                 break
             self.step()
         assert all(asked.ended for each in self.asked.values() for asked in each)
-        blocks = self.engine.scheduler.blocks
+        blocks = self.engine.queues.blocks
         assert blocks.num_available_blocks == self.settings.num_blocks
         assert blocks.num_free_cpu_blocks == self.settings.num_cpu_blocks
         kinds = [asked.kind for each in self.asked.values() for asked in each]

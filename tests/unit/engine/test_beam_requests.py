@@ -61,8 +61,8 @@ def test_beams_share_the_blocks_of_their_common_past() -> None:
     harness.add(beams("x", range(16), beam_width=4))
     harness.step()
     harness.step()
-    scheduler = harness.engine.scheduler
-    tables = [scheduler.blocks.block_table(beam) for beam in scheduler.running[0].live]
+    queues = harness.engine.queues
+    tables = [queues.blocks.block_table(beam) for beam in queues.running[0].live]
     assert len(tables) == 4
     assert all(table[:4] == tables[0][:4] for table in tables), "the prompt is there once"
     stats = harness.engine.stats()
@@ -218,7 +218,7 @@ def test_a_beam_whose_numbers_are_wrong_fails_its_request_alone() -> None:
     harness.add(beams("x", range(6)), beams("y", range(6)))
     for _ in range(3):
         harness.step()
-    victim = harness.engine.scheduler.running[0].live[1]
+    victim = harness.engine.queues.running[0].live[1]
     harness.executor.nan_sequences.add(victim.sequence_id)
     # It may be dropped before it computes again; whoever takes its place may not.
     harness.executor.nan_sequences.update(range(victim.sequence_id + 1, 1000, 2))

@@ -119,7 +119,7 @@ class Laboratory:
         """Runs all together, none of which may fail."""
         engine = self.engine(**limits)
         told = answers_to(engine, requests)
-        engine.scheduler.blocks.check()
+        engine.queues.blocks.check()
         engine.close()
         return told, engine
 
@@ -189,7 +189,7 @@ def test_preempted(laboratory: Laboratory, alone: Answers) -> None:
     told, engine = laboratory.run(REQUESTS, num_blocks=26, max_num_batched_tokens=24)
     assert told == alone
     assert engine.stats().num_preemptions > 0
-    assert engine.scheduler.num_swaps == 0
+    assert engine.queues.num_swaps == 0
 
 
 def test_swapped(laboratory: Laboratory, alone: Answers) -> None:
@@ -201,7 +201,7 @@ def test_swapped(laboratory: Laboratory, alone: Answers) -> None:
         preemption_mode="swap",
     )
     assert told == alone
-    assert engine.scheduler.num_swaps > 0
+    assert engine.queues.num_swaps > 0
 
 
 @pytest.mark.parametrize("num_blocks", [26, 256])

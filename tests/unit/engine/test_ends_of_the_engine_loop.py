@@ -36,7 +36,7 @@ def test_drain_fails_what_has_not_ended_in_time(start: Callable[..., Running]) -
     running.answers.wait_for(lambda: ("running", 0) in running.answers.tokens)
     assert running.loop.drain(0.05) == 2
     assert {type(error) for error in running.answers.errors.values()} == {UnavailableError}
-    assert running.engine.scheduler.blocks.num_available_blocks == 1024
+    assert running.engine.queues.blocks.num_available_blocks == 1024
 
 
 def test_stop_ends_the_thread_without_a_word(start: Callable[..., Running]) -> None:

@@ -125,7 +125,7 @@ def test_a_block_that_was_lost_is_told_once(
 
     run("a")
     assert not caplog.messages
-    blocks = running.engine.scheduler.blocks
+    blocks = running.engine.queues.blocks
     lost = blocks._take()
     run("b")
     run("c")

@@ -102,7 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
             overlaps_steps=self.overlaps_steps,
             clock=lambda: self.now,
         )
-        cache = self.harness.engine.scheduler.blocks._cache
+        cache = self.harness.engine.queues.blocks._cache
         evict = cache.evict
 
         def counted() -> int:
@@ -255,7 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
     def wait_too_long(self) -> None:
         self.now += QUEUE_TIME_S + 1
         self.harness.step()
-        assert self.harness.engine.scheduler.waiting.oldest() is None
+        assert self.harness.engine.queues.waiting.oldest() is None
 
     @rule(do=st.sampled_from([False, False, False, True]))
     def fail_all(self, do: bool) -> None:
@@ -272,8 +272,8 @@ class EngineMachine(RuleBasedStateMachine):
     def compute_what_is_not_a_number(self, data: st.DataObject, index: int) -> None:
         # What is drawn must not depend on how far a step under way has come.
         request_id = data.draw(st.sampled_from(sorted(self.expected)))
-        scheduler = self.harness.engine.scheduler
-        queued = (*scheduler.waiting, *scheduler.running, *scheduler.swapped)
+        queues = self.harness.engine.queues
+        queued = (*queues.waiting, *queues.running, *queues.swapped)
         request = next((each for each in queued if each.request_id == request_id), None)
         if request is None:
             return
@@ -304,7 +304,7 @@ class EngineMachine(RuleBasedStateMachine):
         for request_id, expected in self.expected.items():
             self.check(expected, self.harness.requests[request_id])
         # The worker forgets the last ones with the next plan.
-        forgotten = self.harness.engine.scheduler._forgotten
+        forgotten = self.harness.engine.queues._forgotten
         assert self.harness.executor.sequences.keys() == set(forgotten)
         self.harness.engine.close()
 

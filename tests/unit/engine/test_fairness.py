@@ -78,7 +78,7 @@ def test_a_newcomer_takes_the_place_of_the_latest_of_the_flood() -> None:
     harness.step()
     harness.add(submission("small", range(5), tenant="small"))
     harness.step()
-    running = [request.request_id for request in harness.engine.scheduler.running]
+    running = [request.request_id for request in harness.engine.queues.running]
     assert running == ["big-0", "big-1", "small"]
     assert harness.engine.stats().num_preemptions == 1
     harness.run()
@@ -123,7 +123,7 @@ def test_out_of_blocks_the_tenant_that_holds_most_gives_way_though_another_came_
     preempted: set[str] = set()
     while harness.engine.has_work:
         harness.step()
-        preempted |= {r.request_id for r in harness.engine.scheduler.waiting if r.num_preemptions}
+        preempted |= {r.request_id for r in harness.engine.queues.waiting if r.num_preemptions}
     assert preempted
     assert "small" not in preempted
 
@@ -132,7 +132,7 @@ def test_what_was_preempted_is_not_charged_again() -> None:
     harness = Harness(settings(max_num_seqs=2))
     harness.add(*(submission(f"big-{n}", range(10), tenant="big") for n in range(2)))
     harness.step()
-    account = harness.engine.scheduler.running[0].account
+    account = harness.engine.queues.running[0].account
     harness.add(submission("small", range(5), tenant="small"))
     harness.run()
     assert harness.engine.stats().num_preemptions == 1
@@ -176,6 +176,6 @@ def test_nobody_gives_way_for_blocks_that_would_not_come_free() -> None:
     for _ in range(6):
         harness.step()
     assert harness.engine.stats().num_preemptions == 0
-    assert "small" not in {request.request_id for request in harness.engine.scheduler.running}
+    assert "small" not in {request.request_id for request in harness.engine.queues.running}
     harness.run()
     assert harness.tokens("small") == alone(small)

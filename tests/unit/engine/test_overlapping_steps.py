@@ -55,7 +55,7 @@ def test_the_next_step_is_scheduled_while_one_is_computed() -> None:
     assert not first.is_alive()
     # The first token was told while the second step was computed.
     assert len(harness.tokens("a")[0]) == 1
-    assert harness.engine.scheduler.running[0].sequences[0].num_computed_tokens == 7
+    assert harness.engine.queues.running[0].sequences[0].num_computed_tokens == 7
     gate.open(3)
     harness.run()
     harness.engine.close()
@@ -98,7 +98,7 @@ def test_an_abort_silences_at_once_and_frees_when_the_step_has_landed() -> None:
         for _ in range(4):
             harness.step()
         told = len(harness.tokens("a")[0])
-        blocks = harness.engine.scheduler.blocks
+        blocks = harness.engine.queues.blocks
         held = 32 - blocks.num_available_blocks
         assert held > 0
         harness.engine.abort("a")
@@ -134,7 +134,7 @@ def test_preemption_waits_for_the_step_under_way(mode: str) -> None:
         harness.add(*requests)
         harness.run()
     assert harness.engine.stats().num_preemptions > 0
-    assert (harness.engine.scheduler.num_swaps > 0) is (mode == "swap")
+    assert (harness.engine.queues.num_swaps > 0) is (mode == "swap")
     for request in requests:
         assert harness.tokens(request.request_id) == alone(request)
 
@@ -197,7 +197,7 @@ def test_a_sequence_of_a_swapped_request_may_be_aborted_under_way() -> None:
     for num_blocks, wait in itertools.product((8, 9, 10), range(8)):
         with overlapping(num_blocks=num_blocks, num_cpu_blocks=12, max_model_len=64) as harness:
             harness.add(*requests)
-            while not harness.engine.scheduler.swapped:
+            while not harness.engine.queues.swapped:
                 harness.step()
             for _ in range(wait):
                 harness.step()
@@ -260,7 +260,7 @@ def test_logits_that_are_no_numbers_cost_nobody_else_a_step() -> None:
         harness.add(*good, submission("bad", [50, 51], max_tokens=12))
         for _ in range(4):
             harness.step()
-        (bad,) = [r for r in harness.engine.scheduler.running if r.request_id == "bad"]
+        (bad,) = [r for r in harness.engine.queues.running if r.request_id == "bad"]
         harness.executor.nan_sequences.add(bad.sequences[0].sequence_id)
         harness.run()
     assert harness.requests["bad"].error is not None

@@ -63,7 +63,7 @@ def test_the_latest_of_the_lowest_priority_gives_way() -> None:
         harness.step()
         preempted += [
             request.request_id
-            for request in harness.engine.scheduler.waiting
+            for request in harness.engine.queues.waiting
             if request.num_preemptions and request.request_id not in preempted
         ]
     assert preempted[0] == "low, later"
@@ -131,7 +131,7 @@ def test_a_request_preempted_between_chunks_of_its_prompt_starts_over() -> None:
 def test_the_warning_names_cause_advice_and_count(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness(SMALL_POOL)
     harness.add(*(submission(str(i), range(7), max_tokens=10) for i in range(3)))
-    with caplog.at_level(logging.WARNING, "pagewire_engine.scheduler"):
+    with caplog.at_level(logging.WARNING, "pagewire_engine.queues"):
         harness.run()
     assert len(caplog.messages) == 1
     assert "not enough free KV blocks" in caplog.messages[0]

@@ -67,7 +67,7 @@ def test_running_requests_share_blocks() -> None:
     harness.step()
     harness.add(submission("b", PROMPT, max_tokens=20))
     harness.step()
-    blocks, running = harness.engine.scheduler.blocks, harness.engine.scheduler.running
+    blocks, running = harness.engine.queues.blocks, harness.engine.queues.running
     a, b = (blocks.block_table(request.sequences[0]) for request in running)
     assert a[:2] == b[:2]
     assert a[2] != b[2]
@@ -155,7 +155,7 @@ def test_a_preempted_request_finds_its_own_blocks_and_tells_no_hit() -> None:
     harness.run()
     stats = harness.engine.stats()
     assert stats.num_preemptions > 0
-    assert harness.engine.scheduler.blocks.num_tokens_hit > 0
+    assert harness.engine.queues.blocks.num_tokens_hit > 0
     for request in requests:
         assert harness.tokens(request.request_id) == alone(request)
         assert cached(harness, request.request_id) == 0
@@ -179,7 +179,7 @@ def test_blocks_of_a_request_that_failed_are_not_found() -> None:
     harness = Harness()
     harness.add(submission("a", PROMPT, max_tokens=8))
     harness.step()
-    (sequence,) = harness.engine.scheduler.running[0].sequences
+    (sequence,) = harness.engine.queues.running[0].sequences
     harness.executor.nan_sequences.add(sequence.sequence_id)
     harness.run()
     assert harness.requests["a"].error is not None

@@ -39,7 +39,7 @@ def test_one_tenants_flood_leaves_room_for_others() -> None:
     assert flood(loop, "third") == 4
     loop._empty_inbox()
     assert flood(loop, "big, again") == 3
-    assert len(harness.engine.scheduler.waiting) == 22
+    assert len(harness.engine.queues.waiting) == 22
 
 
 def test_below_the_bound_nobody_has_a_part() -> None:
@@ -140,4 +140,4 @@ def test_what_can_never_run_fails_at_once_behind_a_long_queue() -> None:
     assert isinstance(error, InvalidArgumentError)
     assert error.field == "prompt_token_ids"
     assert "4 blocks" in str(error)
-    assert len(harness.engine.scheduler.waiting) == 499
+    assert len(harness.engine.queues.waiting) == 499

@@ -73,7 +73,7 @@ def answers(
     )
     answers_to(engine, first or ())
     told = answers_to(engine, requests)
-    engine.scheduler.blocks.check()
+    engine.queues.blocks.check()
     engine.close()
     executor.shutdown()
     return told, engine
@@ -103,7 +103,7 @@ def test_preempted(model: Path, alone: Answers) -> None:
     told, engine = answers(model, REQUESTS, num_blocks=14, max_num_batched_tokens=24)
     assert told == alone
     assert engine.stats().num_preemptions > 0
-    assert engine.scheduler.num_swaps == 0
+    assert engine.queues.num_swaps == 0
 
 
 @pytest.mark.parametrize("mode", ["auto", "swap"])
@@ -118,7 +118,7 @@ def test_swapped(model: Path, alone: Answers, mode: str) -> None:
         preemption_mode=mode,
     )
     assert told == alone
-    assert engine.scheduler.num_swaps > 0
+    assert engine.queues.num_swaps > 0
 
 
 @pytest.mark.parametrize("budget", [5, 64])
@@ -127,7 +127,7 @@ def test_cached(model: Path, alone: Answers, budget: int) -> None:
     told, engine = answers(model, REQUESTS, first=first, max_num_batched_tokens=budget)
     assert told == alone
     # 16 of 17, 8 of 11 and 12 of 13 tokens are in full blocks.
-    assert engine.scheduler.blocks.num_tokens_hit >= 16 + 8 + 12
+    assert engine.queues.blocks.num_tokens_hit >= 16 + 8 + 12
 
 
 @pytest.mark.parametrize("num_past", [1, 6])

@@ -35,8 +35,8 @@ def check_answers(harness: Harness) -> None:
 def test_groups_are_swapped_and_answer_as_if_alone() -> None:
     harness = crowded()
     harness.run()
-    scheduler = harness.engine.scheduler
-    assert scheduler.num_swaps > 0
+    queues = harness.engine.queues
+    assert queues.num_swaps > 0
     moved_out = sum(len(plan.swap_out) for plan in harness.plans)
     assert moved_out == sum(len(plan.swap_in) for plan in harness.plans) > 0
     check_answers(harness)
@@ -51,7 +51,7 @@ def test_single_sequences_are_swapped_where_that_is_asked_for(mode: str, swaps: 
     harness.add(*ours)
     harness.run()
     assert harness.engine.stats().num_preemptions > 0
-    assert (harness.engine.scheduler.num_swaps > 0) is swaps
+    assert (harness.engine.queues.num_swaps > 0) is swaps
     for request in ours:
         assert harness.tokens(request.request_id) == alone(request)
 
@@ -69,13 +69,13 @@ def test_swapped_tokens_are_not_computed_again() -> None:
 def test_without_room_in_host_memory_it_is_recomputed() -> None:
     harness = crowded(num_cpu_blocks=1)
     harness.run()
-    assert harness.engine.scheduler.num_swaps == 0
+    assert harness.engine.queues.num_swaps == 0
     assert harness.engine.stats().num_preemptions > 0
     check_answers(harness)
 
 
 def until_swapped(harness: Harness) -> None:
-    while not harness.engine.scheduler.swapped:
+    while not harness.engine.queues.swapped:
         harness.step()
 
 
@@ -83,8 +83,8 @@ def test_while_anything_is_swapped_no_prompt_starts() -> None:
     harness = crowded()
     until_swapped(harness)
     harness.add(submission("small", [9], max_tokens=1, priority=-1))
-    while harness.engine.scheduler.swapped:
-        assert "small" not in {r.request_id for r in harness.engine.scheduler.running}
+    while harness.engine.queues.swapped:
+        assert "small" not in {r.request_id for r in harness.engine.queues.running}
         harness.step()
     harness.run()
     check_answers(harness)
@@ -116,8 +116,8 @@ def test_blocks_that_others_hold_stay() -> None:
     harness.step()
     harness.add(second)
     until_swapped(harness)
-    blocks = harness.engine.scheduler.blocks
-    (swapped,) = harness.engine.scheduler.swapped
+    blocks = harness.engine.queues.blocks
+    (swapped,) = harness.engine.queues.swapped
     tables = [blocks.block_table(sequence) for sequence in swapped.live]
     assert all(table[:2] == tables[0][:2] and min(table[:2]) >= 0 for table in tables)
     assert all(block < 0 for table in tables for block in table[2:])
@@ -159,13 +159,13 @@ def test_fifty_sequences_are_recomputed_where_host_memory_is_full_of_others() ->
     many = submission("many", [6] * 6, n=50, max_tokens=8, temperature=1.0, priority=1)
     urgent = submission("urgent", range(10, 31), max_tokens=60)
     harness.add(pair, many, urgent)
-    scheduler = harness.engine.scheduler
+    queues = harness.engine.queues
     harness.step()
-    while harness.engine.has_work and not scheduler.waiting:
+    while harness.engine.has_work and not queues.waiting:
         harness.step()
-    assert [request.request_id for request in scheduler.swapped] == ["pair"]
-    assert 0 < scheduler.blocks.num_free_cpu_blocks < 12
-    assert [request.request_id for request in scheduler.waiting] == ["many"]
+    assert [request.request_id for request in queues.swapped] == ["pair"]
+    assert 0 < queues.blocks.num_free_cpu_blocks < 12
+    assert [request.request_id for request in queues.waiting] == ["many"]
     harness.run()
     for request in (pair, many, urgent):
         assert harness.tokens(request.request_id) == alone(request)
@@ -175,7 +175,7 @@ def test_what_is_swapped_comes_back_before_any_chunk_of_a_new_prompt() -> None:
     """vllm#5578, with a newcomer whose prompt takes several steps."""
     harness = crowded(max_num_batched_tokens=8)
     until_swapped(harness)
-    (swapped,) = harness.engine.scheduler.swapped
+    (swapped,) = harness.engine.queues.swapped
     away = {sequence.sequence_id for sequence in swapped.live}
     newcomer = submission("newcomer", range(20, 36), max_tokens=2, priority=-1)
     harness.add(newcomer)

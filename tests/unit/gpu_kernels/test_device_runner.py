@@ -106,7 +106,7 @@ def run(
             answers.prompt_logprobs.setdefault(told.request_id, []).extend(told.positions)
         if aborts and step in aborts:
             engine.abort(aborts[step])
-    engine.scheduler.blocks.check()
+    engine.queues.blocks.check()
     engine.close()
     return answers, engine
 
@@ -185,7 +185,7 @@ def test_preempted(model: CausalLM, reference: Answers, mode: str) -> None:
     )
     same(answers, reference, REQUESTS[:4])
     assert engine.stats().num_preemptions > 0
-    assert (engine.scheduler.num_swaps > 0) is (mode == "swap")
+    assert (engine.queues.num_swaps > 0) is (mode == "swap")
     assert executor.runner.num_replays > 0
 
 
