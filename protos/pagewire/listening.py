@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from pagewire.settings import SettingsError, port_trouble
+from pagewire.settings import SettingsError
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048
@@ -98,7 +98,7 @@ def check_free(addresses: Sequence[Address], port: int, flag: str) -> None:
             bound += 1
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                raise SettingsError(port_trouble(flag, port, error)) from None
+                raise SettingsError(_port_trouble(flag, port, error)) from None
     if not bound:
         raise SettingsError(f"--host: {addresses[0][1]} is no address of this machine")
 
@@ -174,7 +174,7 @@ def bind(host: str, port: int, flag: str, *, share: bool = False) -> list[socket
                 missing.append(error)
                 continue
             close_all(sockets)
-            raise OSError(port_trouble(flag, port, error)) from None
+            raise OSError(_port_trouble(flag, port, error)) from None
     if not sockets:
         raise OSError(f"--host: {host} is no address of this machine ({missing[0].strerror})")
     return sockets
@@ -224,3 +224,15 @@ def grpc_addresses(host: str, port: int, flag: str, *, share: bool = False) -> l
     if "::" in names:
         return [f"[::]:{port}"]  # core makes this one take IPv4 too
     return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names]
+
+
+def _port_trouble(flag: str, port: int, error: OSError) -> str:
+    """Why a server can't listen on the port that `flag` names, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{flag}: port {port} is in use; stop the program that has it, or choose another port "
+            f"by {flag}"
+        )
+    if error.errno == errno.EACCES:
+        return f"{flag}: this user may not use port {port}; choose one above 1023 by {flag}"
+    return f"{flag}: can't listen on port {port}: {error.strerror or error}"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import collections.abc
-import errno
 import os
 import shutil
 import sys
@@ -113,18 +112,6 @@ def describe_failure(error: Exception, config_class: type[BaseModel]) -> str:
     if isinstance(error, PagewireError) and error.field in config_class.model_fields:
         return f"{flag_name(error.field)}: {error.message}"
     return str(error)
-
-
-def port_trouble(flag: str, port: int, error: OSError) -> str:
-    """Why a server can't listen on the port that `flag` names, and what to do."""
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"{flag}: port {port} is in use; stop the program that has it, or choose another port "
-            f"by {flag}"
-        )
-    if error.errno == errno.EACCES:
-        return f"{flag}: this user may not use port {port}; choose one above 1023 by {flag}"
-    return f"{flag}: can't listen on port {port}: {error.strerror or error}"
 
 
 def flag_name(field: str) -> str:
