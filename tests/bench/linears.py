@@ -1,9 +1,10 @@
-"""Times the C++ linears of each kind of weights beside torch's.
+"""Times the C++ linears of each kind of weights beside torch's, and the attention of prompts.
 
-Usage: python tests/bench/linears.py [--threads N] [--tokens N ...] [--level NAME]
+Usage: python -m tests.bench.linears [--threads N] [--tokens N ...] [--level NAME]
 
 One line of JSON for each kind and number of tokens: the sum of the best times of a layer's shapes,
-microseconds. Weights go through more copies than caches hold, as those of a model's layers do.
+microseconds. Weights go through more copies than caches hold, as those of a model's layers do. The
+last line is of attention, of one layer and prompts that have 512 tokens together.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from pagewire_kernels import build, cpu
+from pagewire_kernels.cpu import CpuAttention
 from pagewire_kernels.cpu_dense import CpuDense
 from pagewire_kernels.quantization import quantize_int8
+from tests.fakes.attention_batch import make_batch
 
 # (outputs, depth) of SmolLM2-135M: qkv, gate and up, down.
 _SHAPES = ((960, 576), (3072, 576), (576, 1536))
@@ -56,6 +59,20 @@ def measure(dense: CpuDense, tokens: int) -> dict[str, float]:
     return total
 
 
+def attention_microseconds(attention: CpuAttention) -> float:
+    """Three prompts that have 512 tokens together, keys and values in bfloat16."""
+    prompts = [(length, length) for length in (171, 171, 170)]
+    batch = make_batch([], prompts, cache_dtype=torch.bfloat16)
+    scale = batch.query.shape[-1] ** -0.5
+
+    def attend(_: object) -> None:
+        attention.paged_attention(
+            batch.query, batch.key_cache, batch.value_cache, batch.metadata, scale
+        )
+
+    return best_microseconds(attend, [None] * _COPIES)
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -71,11 +88,15 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     levels = {level.name: level for level in (*build.X86_LEVELS, build.own_level())}
     library = build.build(levels[arguments.level])
-    dense = CpuDense(cpu.load_library(library))
+    loaded = cpu.load_library(library)
+    dense = CpuDense(loaded)
     for tokens in arguments.tokens:
         for kind, microseconds in measure(dense, tokens).items():
             line = {"level": arguments.level, "threads": arguments.threads, "tokens": tokens}
             print(json.dumps({**line, "weights": kind, "us": round(microseconds)}), flush=True)
+    microseconds = attention_microseconds(CpuAttention(loaded))
+    line = {"level": arguments.level, "threads": arguments.threads, "tokens": 512}
+    print(json.dumps({**line, "what": "attention", "us": round(microseconds)}), flush=True)
 
 
 if __name__ == "__main__":
