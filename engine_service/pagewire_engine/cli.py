@@ -20,7 +20,14 @@ from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
 from pagewire.process_end import end_process
 from pagewire.service_name import Program
-from pagewire.settings import describe_failure, parse_settings
+from pagewire.settings import (
+    FAILURE,
+    MISTAKE,
+    describe_failure,
+    failure_status,
+    parse_settings,
+)
+from pagewire_engine.errors import StartupError, UnmetStartupError
 
 # A thread that wants the interpreter waits this long for one that computes; Python's default of
 # 5 ms would let a wire thread hold up a whole step.
@@ -34,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the engine until SIGINT or SIGTERM.
 
     Returns:
-        The exit status where it did not get as far as to serve: 1 when it can't start. Once it
-        serves, its end is the process's: with 0 after a clean shutdown, with DEAD_ENGINE_STATUS
-        where the engine died.
+        The exit status where it did not get as far as to serve: 2 when one of its settings is at
+        fault, 1 when it can't start for another reason. Once it serves, its end is the process's:
+        with 0 after a clean shutdown, with DEAD_ENGINE_STATUS where the engine died.
     """
     config = parse_settings(
         EngineConfig,
@@ -78,7 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = True
         settle_collector()
     except PagewireError as error:
-        return _fail(describe_failure(error, EngineConfig))
+        # Of a StartupError that names no field the text does.
+        is_mistake = isinstance(error, StartupError) and not isinstance(error, UnmetStartupError)
+        status = MISTAKE if is_mistake else failure_status(error, EngineConfig)
+        return _fail(describe_failure(error, EngineConfig), status)
     except KeyboardInterrupt:
         print("engine-service: stopped while starting", file=sys.stderr, flush=True)
         return 0
@@ -108,9 +118,9 @@ def _share_one_arena() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, status: int = FAILURE) -> int:
     print(f"engine-service: error: {message}", file=sys.stderr, flush=True)
-    return 1
+    return status
 
 
 if __name__ == "__main__":

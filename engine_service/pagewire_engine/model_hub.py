@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pagewire.config import EngineConfig
 from pagewire.errors import InvalidArgumentError, UnavailableError
-from pagewire_engine.errors import StartupError
+from pagewire_engine.errors import UnmetStartupError
 from pagewire_engine.models.errors import ModelFileError, ModelNotFoundError
 
 # Never *.bin, *.pt or *.py: pagewire reads no pickle and runs no code of a model.
@@ -110,7 +110,7 @@ def _download(config: EngineConfig, patterns: list[str]) -> Path:
         ) from error
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
         if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
-            raise StartupError(
+            raise UnmetStartupError(
                 f"{where} can't be kept on this disk ({error.strerror}): make room in the hub's "
                 "cache (HF_HOME), or name another folder",
                 field="download_dir",

@@ -16,14 +16,14 @@ from pagewire.certificates import RenewedTls
 from pagewire.config import EngineConfig
 from pagewire.listening import LOOPBACK, addresses_of, can_bind, check_free, free_port
 from pagewire.service_name import Program
-from pagewire.settings import SettingsError
+from pagewire.settings import SettingsError, UnmetSettingError
 from pagewire.tls import ServerTls
 from pagewire.tracing import Tracing, check_installed
 from pagewire.v1 import engine_pb2, engine_pb2_grpc
 from pagewire_engine.adapters.service import AdapterService
 from pagewire_engine.build import BuiltEngine
 from pagewire_engine.engine_loop import EngineLoop
-from pagewire_engine.errors import StartupError
+from pagewire_engine.errors import StartupError, UnmetStartupError
 from pagewire_engine.grpc_errors import ErrorInterceptor
 from pagewire_engine.outputs import StepOutputs
 from pagewire_engine.servicer import MAX_ADAPTER_CALLS, MAX_COMPILE_WAITS, EngineServicer
@@ -69,7 +69,7 @@ class EngineServer:
         try:
             self._tracing = Tracing.open(config.otlp_traces_endpoint, Program.ENGINE)
         except SettingsError as error:
-            raise StartupError(str(error)) from None
+            raise _startup_error(error) from None
         self._loop = EngineLoop(built.engine, self._publish, on_death=self._died.set)
         self._streams = TokenStreams(
             StreamEndpoint(config.stream_endpoint, config.host),
@@ -210,14 +210,16 @@ def check_addresses(config: EngineConfig) -> None:
     try:
         check_installed(config.otlp_traces_endpoint)
     except SettingsError as error:
-        raise StartupError(str(error)) from None
+        raise _startup_error(error) from None
     if config.stream_endpoint is not None:
         check_endpoint(config.stream_endpoint)
     host = LOOPBACK if config.host == "localhost" else config.host
     try:
         check_free(addresses_of(host.strip("[]")), config.port, "--port")
-    except SettingsError:
+    except UnmetSettingError:
         raise _cannot_listen(host, config.port) from None
+    except SettingsError as error:
+        raise StartupError(str(error)) from None
 
 
 def bind(server: grpc.Server, host: str, port: int, tls: RenewedTls | None = None) -> int:
@@ -276,8 +278,13 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and "[" not in host else host
 
 
+def _startup_error(error: SettingsError) -> StartupError:
+    unmet = isinstance(error, UnmetSettingError)
+    return UnmetStartupError(str(error)) if unmet else StartupError(str(error))
+
+
 def _cannot_listen(host: str, port: int) -> StartupError:
-    return StartupError(
+    return UnmetStartupError(
         f"cannot listen on {host}:{port}: the port is taken or the address is not this "
         "machine's; choose another with --port and --host",
         field="port",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zmq
 
-from pagewire_engine.errors import StartupError
+from pagewire_engine.errors import StartupError, UnmetStartupError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # sun_path holds 108 bytes, the last of them zero.
@@ -67,7 +67,7 @@ class StreamEndpoint:
         try:
             _bind(socket, endpoint)
         except zmq.ZMQError as error:
-            raise StartupError(
+            raise UnmetStartupError(
                 f"cannot bind the delta wire to {endpoint}: {error}", field="stream_endpoint"
             ) from None
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -148,7 +148,7 @@ def _private_folder() -> str:
             directory = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
         return directory
     except OSError as error:
-        raise StartupError(
+        raise UnmetStartupError(
             f"there is no folder for the delta wire's socket ({error}): make room, set TMPDIR to a "
             "folder that can be written, or name a path: ipc://PATH",
             field="stream_endpoint",

@@ -100,14 +100,16 @@ def _protos(arguments: list[str]) -> int:
         description="Writes the .proto files out, for clients in any language.",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="Folder for them.")
-    from pagewire.settings import exit_with_error
+    from pagewire.settings import FAILURE, MISTAKE, exit_with_error
     from pagewire_frontend.proto_files import write_protos
 
     out = parser.parse_args(arguments).out
     try:
         written = write_protos(out)
     except OSError as error:
-        exit_with_error("pagewire protos", f"--out: can't write to {out}: {error.strerror}", 1)
+        no_folder = isinstance(error, NotADirectoryError | FileExistsError)
+        message = f"--out: can't write to {out}: {error.strerror}"
+        exit_with_error("pagewire protos", message, MISTAKE if no_folder else FAILURE)
     for path in written:
         print(path)
     return 0

@@ -12,7 +12,7 @@ from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
 from pagewire.service_name import Program
-from pagewire.settings import SettingsError, describe_failure, parse_settings
+from pagewire.settings import SettingsError, describe_failure, failure_status, parse_settings
 from pagewire_frontend.config import FrontendConfig
 from pagewire_frontend.supervisor import StartFailure
 from pagewire_frontend.workers import Worker, run_workers
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(failure.status if failure.status > 0 else 1) from None
     except (OSError, SettingsError, PagewireError) as error:
         print(f"{_PROG}: error: {describe_failure(error, FrontendConfig)}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(failure_status(error, FrontendConfig)) from None
 
 
 async def _serve(config: FrontendConfig, worker: Worker | None) -> None:

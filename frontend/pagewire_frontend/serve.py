@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from pagewire.errors import PagewireError
-from pagewire.settings import SettingsError, exit_with_error
+from pagewire.settings import SettingsError, describe_invalid, exit_with_error, failure_status
 from pagewire_frontend.model_download import smollm2_path
 from pagewire_frontend.serve_plan import make_plan, make_services
 from pagewire_frontend.serve_settings import ServeOnlySettings
@@ -38,11 +38,11 @@ def _serve(settings: ServeOnlySettings, private_folder: Callable[[], str]) -> in
     try:
         plan = make_plan(settings, lambda: str(smollm2_path(_say)), private_folder)
     except SettingsError as error:
-        exit_with_error(_PROG, str(error))
-    except ValidationError as error:  # a rule over several settings of one service
-        exit_with_error(_PROG, "\n".join(detail["msg"] for detail in error.errors()))
+        exit_with_error(_PROG, str(error), error.status)
+    except ValidationError as error:  # a rule of one service
+        exit_with_error(_PROG, describe_invalid(error, type(settings)))
     except PagewireError as error:
-        exit_with_error(_PROG, str(error), status=1)
+        exit_with_error(_PROG, str(error), failure_status(error, type(settings)))
 
     async def run() -> None:
         supervisor = Supervisor(

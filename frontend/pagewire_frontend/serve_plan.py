@@ -17,6 +17,7 @@ from pagewire.listening import LOOPBACK, addresses_of, free_port, shown_host
 from pagewire.service_name import Program
 from pagewire.settings import (
     SettingsError,
+    UnmetSettingError,
     secrets_to_environment,
     settings_to_argv,
 )
@@ -270,9 +271,9 @@ def _environment(secrets: Mapping[str, str]) -> dict[str, str]:
 def _require_packages(*, with_page: bool) -> None:
     # Looked for without importing them.
     if importlib.util.find_spec("torch") is None:
-        raise SettingsError("the engine needs torch: pip install 'pagewire[engine]'")
+        raise UnmetSettingError("the engine needs torch: pip install 'pagewire[engine]'")
     if with_page and importlib.util.find_spec("gradio") is None:
-        raise SettingsError(
+        raise UnmetSettingError(
             "the chat page needs gradio: pip install 'pagewire[ui]', or leave it out by --ui-port 0"
         )
 

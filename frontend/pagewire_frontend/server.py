@@ -133,7 +133,7 @@ class FrontendServer:
                 await self._sibling_http.start()
             await self._start_grpc()
             self._engine_task = asyncio.create_task(self._attend_engine())
-            self._engine_task.add_done_callback(_log_failure)
+            self._engine_task.add_done_callback(self._on_engine_task_end)
             self._adapters_task = asyncio.create_task(self._follow_adapters())
             self._adapters_task.add_done_callback(_log_failure)
             if wait_for_engine:
@@ -241,6 +241,11 @@ class FrontendServer:
             await self._tell_readiness()
             await asyncio.sleep(_READY_POLL_S)
 
+    def _on_engine_task_end(self, task: asyncio.Task[None]) -> None:
+        # What can't be served from the start is told to who waits for that, in a line.
+        if self._connected.is_set() or not _is_refusal(task):
+            _log_failure(task)
+
     async def _follow_adapters(self) -> None:
         """Learns of adapters that others load and unload."""
         while True:
@@ -278,6 +283,10 @@ class FrontendServer:
             )
         if ready:
             self._connected.set()
+
+
+def _is_refusal(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and isinstance(task.exception(), PagewireError)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from pagewire.settings import SettingsError
+from pagewire.settings import SettingsError, UnmetSettingError
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048
@@ -89,7 +89,8 @@ def check_free(addresses: Sequence[Address], port: int, flag: str) -> None:
         flag: what names the port, for the error.
 
     Raises:
-        SettingsError: the port is in use or forbidden, or no address is this machine's.
+        SettingsError: no address is this machine's.
+        UnmetSettingError: the port is in use or forbidden.
     """
     bound = 0
     for family, address in addresses:
@@ -98,7 +99,7 @@ def check_free(addresses: Sequence[Address], port: int, flag: str) -> None:
             bound += 1
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                raise SettingsError(_port_trouble(flag, port, error)) from None
+                raise UnmetSettingError(_port_trouble(flag, port, error)) from None
     if not bound:
         raise SettingsError(f"--host: {addresses[0][1]} is no address of this machine")
 
@@ -122,7 +123,7 @@ def free_port(addresses: Sequence[Address]) -> int:
         except SettingsError:
             continue
         return port
-    raise SettingsError("no free port was found on this machine")
+    raise UnmetSettingError("no free port was found on this machine")
 
 
 def _first_ephemeral_port() -> int:
@@ -176,7 +177,7 @@ def bind(host: str, port: int, flag: str, *, share: bool = False) -> list[socket
             close_all(sockets)
             raise OSError(_port_trouble(flag, port, error)) from None
     if not sockets:
-        raise OSError(f"--host: {host} is no address of this machine ({missing[0].strerror})")
+        raise SettingsError(f"--host: {host} is no address of this machine ({missing[0].strerror})")
     return sockets
 
 

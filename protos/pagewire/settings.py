@@ -29,7 +29,7 @@ from pydantic import BaseModel, ByteSize, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from pagewire import __version__
-from pagewire.errors import PagewireError
+from pagewire.errors import ErrorCode, PagewireError
 from pagewire.setting_checks import Guard
 from pagewire.variables import (
     CONFIG_VARIABLE,
@@ -40,11 +40,35 @@ from pagewire.variables import (
     warnings_about,
 )
 
+# Exit statuses. Who has made a mistake must correct it: to start the program again is of no use.
+FAILURE, MISTAKE = 1, 2
+# What the errors at a start say that is of the model or the machine that a setting names.
+_CODES_OF_MISTAKES = frozenset(
+    (
+        ErrorCode.INVALID_ARGUMENT,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.FAILED_PRECONDITION,
+        ErrorCode.UNIMPLEMENTED,
+    )
+)
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class SettingsError(Exception):
-    """A setting is unknown or has a value that can't be used; the text names it and the remedy."""
+    """A setting is unknown or has a value that can't be used; the text names it and the remedy.
+
+    Attributes:
+        status: what a program ends with of which this is the end.
+    """
+
+    status = MISTAKE
+
+
+class UnmetSettingError(SettingsError):
+    """What a setting asks for is not there now: a port that is free, a package. It may be later."""
+
+    status = FAILURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +122,11 @@ def parse_settings(
     return settings
 
 
-def exit_with_error(prog: str, message: str, status: int = 2) -> NoReturn:
+def exit_with_error(prog: str, message: str, status: int = MISTAKE) -> NoReturn:
     """Prints `prog: error: message` to standard error and exits."""
     for line in message.splitlines():
         print(f"{prog}: error: {line}", file=sys.stderr)
-    if status == 2:
+    if status == MISTAKE:
         print(f"Try `{prog} --help`.", file=sys.stderr)
     raise SystemExit(status)
 
@@ -112,6 +136,22 @@ def describe_failure(error: Exception, config_class: type[BaseModel]) -> str:
     if isinstance(error, PagewireError) and error.field in config_class.model_fields:
         return f"{flag_name(error.field)}: {error.message}"
     return str(error)
+
+
+def describe_invalid(error: ValidationError, config_class: type[BaseModel]) -> str:
+    """What is wrong with settings that were given to one of several programs' parts, in a line for
+    each, named by its flag."""
+    return _describe(error, config_class, {})
+
+
+def failure_status(error: Exception, config_class: type[BaseModel]) -> int:
+    """The exit status of a program that can't start: MISTAKE where one of its settings is at fault,
+    by itself or in what it names, else FAILURE."""
+    if isinstance(error, SettingsError):
+        return error.status
+    if isinstance(error, PagewireError) and error.field in config_class.model_fields:
+        return MISTAKE if error.code in _CODES_OF_MISTAKES else FAILURE
+    return FAILURE
 
 
 def flag_name(field: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pagewire.service_name import Program, service_name
-from pagewire.settings import SettingsError
+from pagewire.settings import SettingsError, UnmetSettingError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -65,7 +65,8 @@ class Tracing:
             attributes: of this process.
 
         Raises:
-            SettingsError: OpenTelemetry is not installed.
+            UnmetSettingError: OpenTelemetry is not installed.
+            SettingsError: its variables ask for what there is not.
         """
         if endpoint is None:
             return None
@@ -76,7 +77,7 @@ class Tracing:
 
             exporter = _exporter(endpoint)
         except ImportError:
-            raise SettingsError(_INSTALL) from None
+            raise UnmetSettingError(_INSTALL) from None
         from pagewire import __version__
 
         named = {"service.name": service_name(program), "service.version": __version__}
@@ -217,10 +218,10 @@ def check_installed(endpoint: str | None) -> None:
     """Finds out early whether there can be traces.
 
     Raises:
-        SettingsError: there is an endpoint, and OpenTelemetry is not installed.
+        UnmetSettingError: there is an endpoint, and OpenTelemetry is not installed.
     """
     if endpoint is not None and not all(map(importlib.util.find_spec, _PACKAGES)):
-        raise SettingsError(_INSTALL)
+        raise UnmetSettingError(_INSTALL)
 
 
 def trace_headers(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

@@ -175,7 +175,7 @@ def test_a_template_that_does_not_parse_is_an_error_at_start(
     with fake_engine() as engine:
         flags = (f"--engine={engine.target}", "--chat-template={% for %}")
         status, errors = start_in_this_process(capsys, *flags)
-    assert status == 1
+    assert status == 2
     assert "pagewire-frontend: error: --chat-template: " in errors
 
 
@@ -186,15 +186,27 @@ def test_a_template_that_does_not_parse_is_an_error_at_start(
         (["--engin=127.0.0.1:1"], "--engine"),
         (["--max-request-bytes=1"], "--max-request-bytes"),
         (["--host=256.1.1.1"], "--host"),
+        (["--host=192.0.2.1"], "--host"),
         (["--chat-template=no-such-file.jinja"], "no-such-file.jinja"),
+        (["--api-key-file=/no/such/file"], "--api-key-file"),
+        (["--tls-cert=/no/cert", "--tls-key=/no/key"], "--tls-cert"),
+        (["--engine-key=/no/key"], "--engine-ca"),
+        (["--local-socket=/no/such/folder/socket"], "--local-socket"),
+        ([f"--local-socket=/tmp/{'a' * 200}"], "--local-socket"),
+        (["--workers=2", "--host=192.0.2.1"], "--host"),
+        (["--workers=2", "--response-store=1MiB"], "--workers"),
+        (["--otlp-traces-endpoint=nowhere"], "--otlp-traces-endpoint"),
+        (["--config=/no/such.yaml"], "--config"),
     ],
 )
 def test_bad_flags_are_named(
     capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     status, errors = start_in_this_process(capsys, *flags)
-    assert status in (1, 2)
+    assert status == 2
     assert message in errors
+    (line,) = (line for line in errors.splitlines() if "error" in line)
+    assert line.startswith("pagewire-frontend: error: ")
 
 
 def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:

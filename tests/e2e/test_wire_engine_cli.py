@@ -36,6 +36,9 @@ def test_help_does_not_wait_for_torch() -> None:
         pytest.param(["/no/such/model"], "/no/such/model", marks=pytest.mark.slow),
         (["anything", "--stream-endpoint", "carrier-pigeon"], "--stream-endpoint"),
         (["anything", "--host", "192.0.2.1"], "192.0.2.1"),
+        (["anything", "--host", "no-such-host.invalid"], "no-such-host.invalid"),
+        (["anything", "--tls-key", "key.pem"], "--tls-cert"),
+        (["anything", "--tls-cert", "/no/cert", "--tls-key", "/no/key"], "/no/cert"),
         pytest.param(
             ["anything", "--trust-remote-code"], "--trust-remote-code", marks=pytest.mark.slow
         ),
@@ -43,7 +46,7 @@ def test_help_does_not_wait_for_torch() -> None:
 )
 def test_what_keeps_it_from_starting_is_one_clear_line(flags: list[str], told: str) -> None:
     done = run(*flags, *([] if "--host" in flags else ["--port=0"]))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("engine-service: error: ")

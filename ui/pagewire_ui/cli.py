@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         server = PageServer(config)
         sockets = server.bind()
     except SettingsError as error:
-        exit_with_error(_PROG, str(error))
+        exit_with_error(_PROG, str(error), error.status)
     asyncio.run(server.run(sockets))
     end_process(0)
 

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.staticfiles import StaticFiles
 
 from pagewire.listening import listen, shown_host
-from pagewire.settings import SettingsError
+from pagewire.settings import UnmetSettingError
 from pagewire.tls import ClientTls
 from pagewire_ui import assets
 from pagewire_ui.config import UiConfig
@@ -54,12 +54,13 @@ class PageServer:
         """Opens the listening sockets.
 
         Raises:
-            SettingsError: the port is in use or forbidden, or the address is not this machine's.
+            SettingsError: the address is not this machine's.
+            UnmetSettingError: the port is in use or forbidden.
         """
         try:
             sockets = listen(self._config.host, self.port, "--port")
         except OSError as error:
-            raise SettingsError(str(error)) from None
+            raise UnmetSettingError(str(error)) from None
         self.port = int(sockets[0].getsockname()[1])
         return sockets
 

@@ -8,7 +8,13 @@ import orjson
 from pydantic import ValidationError
 
 from pagewire.errors import PagewireError
-from pagewire.settings import SettingsError, describe_failure, exit_with_error
+from pagewire.settings import (
+    SettingsError,
+    describe_failure,
+    describe_invalid,
+    exit_with_error,
+    failure_status,
+)
 from pagewire_frontend.bench.report import as_json, as_table
 from pagewire_frontend.bench.runner import measure
 from pagewire_frontend.bench.settings import BenchOnlySettings, check_target
@@ -26,11 +32,16 @@ def bench(settings: BenchOnlySettings) -> int:
         check_target(settings)
         summary, model = asyncio.run(measure(settings))
     except SettingsError as error:
-        exit_with_error(PROG, str(error))
-    except ValidationError as error:  # a rule over several settings of the engine
-        exit_with_error(PROG, "\n".join(detail["msg"] for detail in error.errors()))
+        exit_with_error(PROG, str(error), error.status)
+    except ValidationError as error:  # a rule of the engine
+        exit_with_error(PROG, describe_invalid(error, type(settings)))
     except PagewireError as error:
-        exit_with_error(PROG, describe_failure(error, type(settings)), status=1)
+        settings_class = type(settings)
+        exit_with_error(
+            PROG,
+            describe_failure(error, settings_class),
+            failure_status(error, settings_class),
+        )
     if settings.json:
         print(orjson.dumps(as_json(summary, model, settings)).decode())
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pagewire.certificates import RenewedTls
+from pagewire.settings import SettingsError
 from pagewire.v1 import (
     inference_pb2,
     inference_pb2_grpc,
@@ -25,6 +27,8 @@ from pagewire_frontend.grpc_api.tracing import TracingInterceptor
 from pagewire_frontend.serving import Serving
 
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+# Of Linux; elsewhere it is less, and gRPC says so.
+_MOST_PATH_BYTES = 107
 _SERVICES = (
     INFERENCE,
     operations_pb2.DESCRIPTOR.services_by_name["Adapters"].full_name,
@@ -32,6 +36,17 @@ _SERVICES = (
     health.SERVICE_NAME,
     reflection.SERVICE_NAME,
 )
+
+
+def _check_path(local_socket: str) -> None:
+    folder = os.path.dirname(os.path.abspath(local_socket))
+    if not os.path.isdir(folder):
+        raise SettingsError(f"--local-socket: there is no folder {folder}")
+    if len(os.fsencode(local_socket)) > _MOST_PATH_BYTES:
+        raise SettingsError(
+            f"--local-socket: a socket's path has at most {_MOST_PATH_BYTES} bytes, and "
+            f"{local_socket} is longer"
+        )
 
 
 def _options(max_request_bytes: int, *, share_port: bool) -> list[tuple[str, int]]:
@@ -93,6 +108,7 @@ class GrpcServer:
 
         Raises:
             OSError: an address can't be bound.
+            SettingsError: there can be no socket of this path.
         """
         for address in addresses:
             try:
@@ -103,6 +119,7 @@ class GrpcServer:
             except RuntimeError as error:
                 raise OSError(f"--grpc-port: can't listen on {address}: {error}") from None
         if local_socket is not None:
+            _check_path(local_socket)
             try:
                 self._server.add_insecure_port(f"unix:{local_socket}")
             except RuntimeError as error:
