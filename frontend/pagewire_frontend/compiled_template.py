@@ -51,6 +51,7 @@ class CompiledTemplate:
                 f"a template may have {MAX_TEMPLATE_CHARACTERS} characters, not {len(source)}"
             )
         self.source = source
+        self._is_endless = False
         try:
             self._template = _environment.from_string(source)
         except TemplateSyntaxError as error:
@@ -160,6 +161,8 @@ class CompiledTemplate:
         self, messages: list[dict[str, Any]], *choices: list[dict[str, Any]] | None
     ) -> str | None:
         for tools in choices or (None, [_PROBE_TOOL]):
+            if self._is_endless:  # no need to spend its budget time and again
+                return None
             try:
                 return self.render(
                     {
@@ -171,8 +174,8 @@ class CompiledTemplate:
                         "eos_token": "",
                     }
                 )
-            except ChatTemplateError:
-                continue
+            except ChatTemplateError as error:
+                self._is_endless = isinstance(error.__context__, BudgetExceededError)
         return None
 
 

@@ -40,6 +40,7 @@ from pagewire_frontend.prompt_limits import (
 )
 from pagewire_frontend.reasoning import with_effort
 from pagewire_frontend.running_generation import RunningGeneration
+from pagewire_frontend.thread_turns import ThreadTurns
 from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tool_choice import ToolDefinition, ToolUse
 from pagewire_frontend.tracing import current_headers, phase
@@ -89,6 +90,7 @@ class Generation:
         self._adapter: KnownAdapter | None = None
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._turns = ThreadTurns()
         self._live: set[tuple[str, str]] = set()
         self._background: set[asyncio.Task[None]] = set()
 
@@ -192,11 +194,14 @@ class Generation:
         self, messages: list[dict[str, Any]], *, num_bytes: int, **arguments: Any
     ) -> RenderedChat:
         """`render_chat`, in a thread where it may take long: for a request of many bytes, and for a
-        template that it brings, which does what it likes until its budget is spent."""
+        template that it brings, which does what it likes until its budget is spent. Those take
+        turns: many threads at once would leave the event loop little of the processor."""
         render = functools.partial(self.render_chat, messages, **arguments)
         template = arguments.get("chat_template")
         own = {} if self._chat_template is None else self._chat_template.templates
-        if num_bytes > _LONG_CHAT_BYTES or (template is not None and template not in own):
+        if template is not None and template not in own:
+            return await self._turns.run(render)
+        if num_bytes > _LONG_CHAT_BYTES:
             return await asyncio.to_thread(render)
         return render()
 

@@ -42,6 +42,10 @@ from pagewire_frontend.template_budget import (
 )
 from pagewire_frontend.template_filters import check_format, check_operands, check_text_call, made
 
+# Python compiles a template in one go, in half a second for so many. The largest of a well-known
+# model has 1,300.
+MAX_TEMPLATE_NODES = 20_000
+
 
 class TemplateRefusalError(TemplateError):
     """The template called raise_exception: it can't take these messages."""
@@ -78,7 +82,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         parser = Parser(self, source, name, filename)
-        tree: nodes.Template = _BudgetedNodes().visit(parser.parse())
+        parsed = parser.parse()
+        if sum(1 for _ in parsed.find_all(nodes.Node)) > MAX_TEMPLATE_NODES:
+            raise BudgetExceededError(f"it has more than {MAX_TEMPLATE_NODES} parts")
+        tree: nodes.Template = _BudgetedNodes().visit(parsed)
         return tree
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,36 @@ async def test_others_are_served_while_a_request_s_template_runs_away() -> None:
         assert not running.done()
     with pytest.raises(PagewireError, match="was stopped"):
         await running
+
+
+async def test_templates_that_requests_bring_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no flood of them leaves the event loop a small part of the processor."""
+    own = await generation(allow_request_chat_template=True)
+    under_way: list[str] = []
+    let_go, begun = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def render_chat(_: object, *, chat_template: str) -> str:
+        under_way.append(chat_template)
+        loop.call_soon_threadsafe(begun.set)
+        assert let_go.wait(30)
+        return chat_template
+
+    monkeypatch.setattr(own, "render_chat", render_chat)
+    rendering = [
+        asyncio.create_task(
+            own.rendered_chat(_MESSAGES, num_bytes=0, chat_template=f"{n}{{{{ 1 }}}}")
+        )
+        for n in range(4)
+    ]
+    await begun.wait()
+    rendering[0].cancel()  # its thread goes on
+    rendering[1].cancel()  # it never starts
+    await asyncio.sleep(0.05)
+    assert under_way == ["0{{ 1 }}"]
+    let_go.set()
+    assert await asyncio.gather(*rendering[2:]) == ["2{{ 1 }}", "3{{ 1 }}"]
+    assert under_way == ["0{{ 1 }}", "2{{ 1 }}", "3{{ 1 }}"]
 
 
 async def test_the_model_s_own_template_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,23 @@ def test_an_oversized_template_is_refused() -> None:
         CompiledTemplate("x" * 600_000)
 
 
+def test_a_template_of_too_many_parts_is_refused_before_it_is_compiled() -> None:
+    with pytest.raises(ChatTemplateError, match="more than 20000 parts"):
+        CompiledTemplate("{{ a == b }}" * 10_000)
+
+
+def test_a_template_that_goes_on_for_ever_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.2)
+    template = CompiledTemplate(HOSTILE["nested loops"])
+    started = time.thread_time()
+    assert not template.takes_parts
+    assert template.takes_strings
+    assert not template.takes_argument_strings_only
+    assert not template.takes_null_alone
+    assert not template.takes_null_beside_tool_calls
+    assert time.thread_time() - started < at_most(0.5)  # else each asks for 0.2 s or more
+
+
 def test_tojson_is_hugging_faces() -> None:
     source = "{{ x | tojson }} {{ x | tojson(indent=2, sort_keys=true) }}"
     text = CompiledTemplate(source).render({"x": {"b": "<ö>", "a": [1]}})
