@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from pagewire.v1 import inference_pb2, inference_pb2_grpc
 from pagewire_frontend import token_service
 from pagewire_frontend.chat_template import RenderedChat
 from pagewire_frontend.faults import renaming
+from pagewire_frontend.finished import FinishedGeneration
 from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.grpc_api import requests, vectors
@@ -36,6 +38,7 @@ from pagewire_frontend.tokenizer import Tokenizer
 from pagewire_frontend.tracing import phase
 
 Context = grpc.aio.ServicerContext[Any, Any]
+GeneratedResponse = inference_pb2.GenerateResponse | inference_pb2.ChatResponse
 
 # What generation calls the prompt is a chat's messages.
 _CHAT_FIELDS = {"prompt": "messages", "prompt_token_ids": "messages"}
@@ -49,66 +52,44 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
 
     @answers_errors
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        generation_request = await self._generate_request(request, context)
-        response = inference_pb2.GenerateResponse(
-            request_id=generation_request.request_id, model=generation_request.model
-        )
-        async with self._serving.run(generation_request) as generation:
-            guard = WriteGuard(context, self._serving)
-            tokenizer = self._tokenizer_of(generation_request)
-            await ResponseStream(guard, response, tokenizer).write_all(generation)
+        asked = await self._generate_request(request, context)
+        response = inference_pb2.GenerateResponse(request_id=asked.request_id, model=asked.model)
+        await self._write_all(context, asked, response, {})
 
     @answers_errors
     @fits_clients("call Generate, which streams it in parts")
     async def GenerateUnary(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
-        generation_request = await self._generate_request(request, context)
-        async with self._serving.run(generation_request) as generation:
-            whole = await generation.collect()
-        response = inference_pb2.GenerateResponse(
-            request_id=generation_request.request_id, model=generation_request.model
-        )
+        asked = await self._generate_request(request, context)
+        response = inference_pb2.GenerateResponse(request_id=asked.request_id, model=asked.model)
+        whole = await self._collect(asked, response, {})
         for sequence in whole.sequences:
             output = response.outputs.add()
             fill_output(output, sequence)
             output.text = sequence.text
             output.logprobs.extend(map(position_text, sequence.logprobs))
-        to_message = partial(prompt_position, self._tokenizer_of(generation_request))
-        response.prompt_logprobs.extend(map(to_message, whole.prompt_logprobs))
-        fill_usage(response.usage, generation.usage())
         return response
 
     @answers_errors
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> None:
-        generation_request = await self._chat_request(request, context)
-        response = inference_pb2.ChatResponse(
-            request_id=generation_request.request_id, model=generation_request.model
-        )
-        async with self._serving.run(generation_request, _CHAT_FIELDS) as generation:
-            guard = WriteGuard(context, self._serving)
-            tokenizer = self._tokenizer_of(generation_request)
-            await ResponseStream(guard, response, tokenizer).write_all(generation)
+        asked = await self._chat_request(request, context)
+        response = inference_pb2.ChatResponse(request_id=asked.request_id, model=asked.model)
+        await self._write_all(context, asked, response, _CHAT_FIELDS)
 
     @answers_errors
     @fits_clients("call Chat, which streams it in parts")
     async def ChatUnary(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> inference_pb2.ChatResponse:
-        generation_request = await self._chat_request(request, context)
-        response = inference_pb2.ChatResponse(
-            request_id=generation_request.request_id, model=generation_request.model
-        )
-        async with self._serving.run(generation_request, _CHAT_FIELDS) as generation:
-            whole = await generation.collect()
+        asked = await self._chat_request(request, context)
+        response = inference_pb2.ChatResponse(request_id=asked.request_id, model=asked.model)
+        whole = await self._collect(asked, response, _CHAT_FIELDS)
         for sequence in whole.sequences:
             choice = response.choices.add()
             fill_output(choice, sequence)
             fill_choice(choice, sequence)
             choice.logprobs.extend(map(position_text, sequence.logprobs))
-        to_message = partial(prompt_position, self._tokenizer_of(generation_request))
-        response.prompt_logprobs.extend(map(to_message, whole.prompt_logprobs))
-        fill_usage(response.usage, generation.usage())
         return response
 
     @answers_errors
@@ -227,6 +208,32 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         self, request: inference_pb2.ScoreRequest, context: Context
     ) -> inference_pb2.ScoreResponse:
         return await vectors.score(self._serving, request, self._tenant(context))
+
+    async def _write_all(
+        self,
+        context: Context,
+        asked: GenerationRequest,
+        response: GeneratedResponse,
+        field_names: Mapping[str, str],
+    ) -> None:
+        """Streams what was asked for in messages like `response`, which says of what they are."""
+        async with self._serving.run(asked, field_names) as generation:
+            guard = WriteGuard(context, self._serving)
+            await ResponseStream(guard, response, self._tokenizer_of(asked)).write_all(generation)
+
+    async def _collect(
+        self,
+        asked: GenerationRequest,
+        response: GeneratedResponse,
+        field_names: Mapping[str, str],
+    ) -> FinishedGeneration:
+        """What was asked for, in one piece; tells in `response` what all its sequences share."""
+        async with self._serving.run(asked, field_names) as generation:
+            whole = await generation.collect()
+        to_message = partial(prompt_position, self._tokenizer_of(asked))
+        response.prompt_logprobs.extend(map(to_message, whole.prompt_logprobs))
+        fill_usage(response.usage, generation.usage())
+        return whole
 
     def _tokenizer_of(self, request: GenerationRequest) -> Tokenizer | None:
         return self._serving.generation.for_model(request.model).tokenizer_or_none
