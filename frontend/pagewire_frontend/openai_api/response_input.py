@@ -320,9 +320,14 @@ def _chat_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _chat_tool_choice(choice: Any) -> Any:
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        raise InvalidArgumentError(
+            "tool_choice",
+            "must be 'none', 'auto', 'required' or {'type': 'function', 'name': ...}",
+        )
+    return {"type": "function", "function": {"name": choice["name"]}}
 
 
 def _chat_response_format(text_format: Any) -> Any:

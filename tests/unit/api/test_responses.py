@@ -221,6 +221,8 @@ def test_items_become_messages() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
@@ -234,6 +236,16 @@ def test_items_become_messages() -> None:
 )  # fmt: skip
 async def test_what_cant_be_served_is_named_as_it_was_sent(body: Any, param: str) -> None:
     assert await refused(**body) == (400, param)
+
+
+async def test_a_wrong_tool_choice_is_told_what_this_endpoint_takes() -> None:
+    async with openai_client(replying("")) as client:
+        with pytest.raises(openai.BadRequestError, match=r"\{'type': 'function', 'name': \.\.\.\}"):
+            await client.responses.create(
+                model="fake-model",
+                input="Hi",
+                tool_choice={"type": "function", "function": {"name": "f"}},  # type: ignore[call-overload]
+            )
 
 
 async def test_metadata_within_openais_limits_comes_back() -> None:
