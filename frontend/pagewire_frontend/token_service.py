@@ -25,9 +25,16 @@ async def tokenize(
     text: str,
     *,
     add_special_tokens: bool = True,
-    parse_special_tokens: bool = True,
+    parse_special_tokens: bool | None = None,
 ) -> tuple[list[int], list[str]]:
     """The token ids of a text, and the text of each.
+
+    Args:
+        generation: whose tokenizer.
+        text: the text.
+        add_special_tokens: let the tokenizer add its control tokens.
+        parse_special_tokens: read control tokens in the text as such; None: as in raw prompts,
+            of which the operator decides.
 
     Raises:
         FailedPreconditionError: the engine serves token ids only.
@@ -40,11 +47,15 @@ async def tokenize(
             "text", f"has {len(text)} characters, and {limit} are tokenised at once; split it"
         )
 
+    parses = parse_special_tokens
+    if parses is None:
+        parses = generation.settings.parse_control_tokens_in_prompts
+
     def encode() -> tuple[list[int], list[str]]:
         token_ids = tokenizer.encode(
             text,
             add_special_tokens=add_special_tokens,
-            parse_special_tokens=parse_special_tokens,
+            parse_special_tokens=parses,
         )
         return token_ids, [tokenizer.token_text(token_id) for token_id in token_ids]
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
@@ -109,6 +110,26 @@ async def test_a_long_name_is_quoted_in_part_and_the_error_is_the_server_s(stub:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.GenerateUnary(request)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("parses", [True, False])
+@pytest.mark.parametrize("asked", [True, False, None])
+async def test_control_tokens_in_a_text_are_read_as_in_prompts_unless_the_request_says(
+    engine: FakeEngineClient, parses: bool, asked: bool | None
+) -> None:
+    request = inference_pb2.TokenizeRequest(text="<s>", parse_special_tokens=asked)
+    async with (
+        running_frontend(engine, parse_control_tokens_in_prompts=parses) as server,
+        grpc_stub(server) as stub,
+    ):
+        told = await stub.Tokenize(request)
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+            url = f"http://127.0.0.1:{server.http_port}/tokenize"
+            over_http = (await http.post(url, json={"prompt": "<s>"})).json()
+    as_control = parses if asked is None else asked
+    assert list(told.tokens) == (["<s>"] if as_control else ["<", "s", ">"])
+    if asked is None:
+        assert over_http["tokens"] == list(told.token_ids)
 
 
 async def test_tokens_and_text_there_and_back(stub: Any) -> None:

@@ -129,7 +129,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
             generation,
             request.text,
             add_special_tokens=_default_true(request, "add_special_tokens"),
-            parse_special_tokens=_default_true(request, "parse_special_tokens"),
+            parse_special_tokens=(
+                request.parse_special_tokens if request.HasField("parse_special_tokens") else None
+            ),
         )
         response = inference_pb2.TokenizeResponse(
             token_ids=token_ids, tokens=tokens, max_model_len=generation.model_info.max_model_len

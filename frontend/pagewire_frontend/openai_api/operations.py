@@ -141,8 +141,6 @@ async def tokenize(serving: Serving, request: Request) -> Response:
                 generation,
                 body.prompt or "",
                 add_special_tokens=body.add_special_tokens is not False,
-                # As /v1/completions reads a prompt.
-                parse_special_tokens=generation.settings.parse_control_tokens_in_prompts,
             )
     return json_response(
         {
