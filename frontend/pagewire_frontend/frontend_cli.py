@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from pagewire.collector import settle_collector
 from pagewire.descriptors import raise_descriptor_limit
 from pagewire.errors import PagewireError
 from pagewire.logs import configure_logging
+from pagewire.process_end import end_process
 from pagewire.service_name import Program
 from pagewire.settings import SettingsError, describe_failure, failure_status, parse_settings
 from pagewire_frontend.config import FrontendConfig
@@ -18,6 +22,8 @@ from pagewire_frontend.supervisor import StartFailure
 from pagewire_frontend.workers import Worker, run_workers
 
 _PROG = "pagewire-frontend"
+_THREADS = "frontend-work"
+_MOST_WAIT_FOR_THREADS_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             run_workers(config)
             return
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            threads = ThreadPoolExecutor(thread_name_prefix=_THREADS)
+            runner.get_loop().set_default_executor(threads)
             runner.run(_serve(config, worker))
+            _leave(threads)
     except StartFailure as failure:
         # Its own words have been shown already, as it said them.
         print(f"{_PROG}: error: {failure}; its lines above say why", file=sys.stderr)
@@ -45,6 +54,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (OSError, SettingsError, PagewireError) as error:
         print(f"{_PROG}: error: {describe_failure(error, FrontendConfig)}", file=sys.stderr)
         raise SystemExit(failure_status(error, FrontendConfig)) from None
+
+
+def _leave(threads: ThreadPoolExecutor) -> None:
+    """Ends the process where threads are still at work, which none can be told to stop: whoever
+    they worked for has had an answer."""
+    threads.shutdown(wait=False, cancel_futures=True)
+    deadline = time.monotonic() + _MOST_WAIT_FOR_THREADS_S
+    while any(thread.name.startswith(_THREADS) for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            end_process(0)
+        time.sleep(0.01)
 
 
 async def _serve(config: FrontendConfig, worker: Worker | None) -> None:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import psutil
 import pytest
 
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
@@ -45,10 +46,12 @@ def fake_engine(**knobs: Any) -> FakeEngine:
 
 
 @contextmanager
-def frontend(*flags: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+def frontend(
+    *flags: str, env: dict[str, str] | None = None, script: str = WITH_IMPORTS_TOLD
+) -> Iterator[subprocess.Popen[str]]:
     """The command on free ports; killed at the end if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", WITH_IMPORTS_TOLD, "--http-port=0", "--grpc-port=0", *flags],
+        [sys.executable, "-P", "-c", script, "--http-port=0", "--grpc-port=0", *flags],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -103,6 +106,33 @@ def test_it_says_what_it_waits_for_and_stops_on_sigint_while_waiting() -> None:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode == 0
+
+
+def test_work_in_threads_that_nobody_waits_for_does_not_hold_up_its_end() -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    patient = "from pagewire_frontend import template_budget as b\n"
+    patient += "b.MAX_SECONDS, b.MAX_STEPS = 600.0, 10**12\n"
+    flags = ("--allow-request-chat-template", "--grace-period-s=0.2")
+    with (
+        fake_engine() as engine,
+        frontend(
+            f"--engine={engine.target}", *flags, script=patient + WITH_IMPORTS_TOLD
+        ) as process,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        url, _ = addresses(process)
+        chat = {"messages": [{"role": "user", "content": "hi"}], "chat_template": endless}
+        answer = pool.submit(
+            httpx.post, f"{url}/v1/chat/completions", json=chat, trust_env=False, timeout=120
+        )
+        cpu_s = psutil.Process(process.pid).cpu_times
+        started_s = cpu_s().user
+        wait_until(lambda: cpu_s().user > started_s + 0.5, "the template is rendered", 60)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        with suppress(httpx.HTTPError):
+            assert answer.result().status_code == 503
 
 
 def test_running_streams_get_the_grace_period_and_a_second_signal_ends_it() -> None:
