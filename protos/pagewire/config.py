@@ -32,7 +32,9 @@ class EngineConfig(BaseModel):
 
     model: str = Field(min_length=1, description="Model folder, GGUF file, or hub name (org/name).")
     served_model_name: str | None = Field(
-        default=None, description="Name that clients use. Default: the model's own."
+        default=None,
+        description="Name that clients use. Default: a hub name as it is (org/name), or the last "
+        "part of a path, of a folder or a file, without .gguf.",
     )
     model_source: Literal["huggingface", "modelscope"] = Field(
         default="huggingface", description="Hub that a model name is looked up on."

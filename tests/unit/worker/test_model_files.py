@@ -383,3 +383,23 @@ def test_modelscope_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(InvalidArgumentError, match=r"model_source.*pip install"):
         resolve_model(_config("org/name", model_source="modelscope"))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("{folder}/Some-Model", "Some-Model"),
+        ("{folder}/Some-Model/", "Some-Model"),
+        ("{folder}/Some-Model/../Some-Model", "Some-Model"),
+        ("{folder}/Some-Model/Some-Model-Q8_0.gguf", "Some-Model-Q8_0"),
+        ("{folder}/Some-1.5-Model.gguf", "Some-1.5-Model"),
+    ],
+)
+def test_a_model_is_called_by_the_last_part_of_its_path(
+    tmp_path: Path, given: str, name: str
+) -> None:
+    (tmp_path / "Some-Model").mkdir()
+    for file in ("Some-Model/Some-Model-Q8_0.gguf", "Some-1.5-Model.gguf"):
+        (tmp_path / file).touch()
+    files = resolve_model(EngineConfig(model=given.format(folder=tmp_path)))
+    assert files.name == name
