@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
-from jinja2 import Environment, TemplateError, TemplateSyntaxError
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, UndefinedError
 from jinja2.lexer import Lexer, Token, TokenStream, newline_re
 from jinja2.parser import Parser
 
@@ -21,6 +21,10 @@ _MAX_TOLD = 2000  # characters of an error
 _environment = TemplateEnvironment()
 # What a template makes of a None that it prints, as text or as JSON.
 _PRINTED_NONE = re.compile(r"None|null")
+# How Jinja names what is undefined: a variable, or an attribute of something.
+_UNDEFINED = re.compile(
+    r"^'(?P<variable>\w+)' is undefined$|has no attribute '(?P<attribute>\w+)'$"
+)
 # A list that the template printed as it is, in Python's or JSON's spelling.
 _PART_AS_DATA = re.compile(r"""['"]type['"]: """)
 _PROBE_ARGUMENTS: Any = '{"probekey": "probevalue"}'
@@ -85,9 +89,12 @@ class CompiledTemplate:
 
     def _failed(self, error: Exception) -> ChatTemplateError:
         line = _line(error)
-        where = f" (line {line})" if line else ""
+        column = _column_of_undefined(self.source, line, error)
+        where = f" (line {line}, column {column})" if column else f" (line {line})" if line else ""
         return ChatTemplateError(
-            f"the template failed: {type(error).__name__}: {_told(error)}{where}", line=line
+            f"the template failed: {type(error).__name__}: {_told(error)}{where}",
+            line=line,
+            column=column,
         )
 
     @cached_property
@@ -215,6 +222,22 @@ def _line(error: BaseException) -> int:
     return (frames[-1].lineno or 0) if frames else 0
 
 
+def _column_of_undefined(source: str, line: int, error: Exception) -> int:
+    """The 1-based column of what is undefined, where the code of its line names it once; else 0:
+    Jinja tells the line of what failed only."""
+    named = _UNDEFINED.search(str(error)) if isinstance(error, UndefinedError) else None
+    if named is None:
+        return 0
+    name = named["variable"] or named["attribute"]
+    source = "\n".join(newline_re.split(source)[::2])  # as the lexer has it
+    places = [
+        _line_and_column(source, offset)
+        for offset in _PlacedTokens(_environment.lexer, source).offsets_of(name)
+    ]
+    columns = [column for at, column in places if at == line]
+    return columns[0] if len(columns) == 1 else 0
+
+
 def _place_of_syntax_error(
     environment: Environment, source: str, error: TemplateSyntaxError
 ) -> tuple[int, int]:
@@ -265,6 +288,14 @@ class _PlacedTokens:
     def place_of(self, token: Token) -> int:
         """Where one of them begins; the source's end for the one that tells of it."""
         return next((at for one, at in self._wrapped if one is token), len(self._source))
+
+    def offsets_of(self, name: str) -> list[int]:
+        """Where code, and no text, has a name, or a string that is one."""
+        return [
+            self.place + (kind == "string")
+            for _, kind, text in self._placed()
+            if (kind == "name" and text == name) or (kind == "string" and text[1:-1] == name)
+        ]
 
     def _placed(self) -> Iterator[tuple[int, str, str]]:
         end = 0

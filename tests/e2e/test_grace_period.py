@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -37,7 +37,7 @@ def engine() -> FakeEngineClient:
 
 
 @pytest.fixture(autouse=True)
-def _quiet_log(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+def _quiet_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert "Traceback" not in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
