@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -26,6 +27,9 @@ for _name in [name for name in os.environ if name.startswith("PAGEWIRE_")]:
     if _name != "PAGEWIRE_CACHE" and not _name.startswith("PAGEWIRE_CHAOS_"):
         del os.environ[_name]
 
+# What a shell has started in the background ignores interrupts, and so would its children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Limits on the time that examples take would fail on a machine that is busy with something else.
 settings.register_profile("pagewire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
