@@ -2,11 +2,13 @@
 #
 #   PYTHON     the Python that .venv is made with
 #   ARGS       passed on: make serve ARGS="--model DIR --http-port 9000", make test ARGS="-k stop"
+#   JOBS       processes that share the tests: make test JOBS=0 ARGS="--pdb" is plain pytest
 #   WIRE_ARGS  passed to the second half of make bench, tests/bench/wire.py; ARGS to the first
 #   PIP_ARGS   passed to pip: an index of CPU builds of torch, a mirror
 PYTHON    ?= python3
 VENV      ?= .venv
 ARGS      ?=
+JOBS      ?= 2
 WIRE_ARGS ?=
 PIP_ARGS  ?=
 
@@ -39,7 +41,7 @@ serve: setup ## Serve the embedded model (or ARGS="--model ...") with APIs and c
 	@exec $(BIN)/pagewire serve $(ARGS)
 
 test: dev ## Run the tests (ARGS="tests/unit -k name" for some of them).
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 lint: dev $(BUF) ## Check style, types, import rules, and that generated code is up to date.
 	$(BIN)/ruff check .
