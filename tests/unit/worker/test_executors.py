@@ -186,6 +186,8 @@ def test_steps_of_another_process_go_on_while_it_reads_an_adapter(
     """vLLM's issue 13698."""
     monkeypatch.setattr(worker_process, "load_worker", lambda *_: ReadingWorker())
     monkeypatch.setattr(worker_process, "adapters_of", lambda worker: worker)
+    # It would be this process's, in which later tests look at what is logged.
+    monkeypatch.setattr(worker_process, "configure_logging", lambda *_: None)
     (steps, their_steps), (adapters, their_adapters) = socket.socketpair(), socket.socketpair()
 
     def serve() -> None:
