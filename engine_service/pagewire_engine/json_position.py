@@ -30,6 +30,11 @@ class JsonPosition:
         return other
 
     @property
+    def depth(self) -> int:
+        """Objects and arrays that are open."""
+        return len(self._objects)
+
+    @property
     def in_object(self) -> bool:
         """The innermost that is open is an object."""
         return bool(self._objects) and self._objects[-1]

@@ -1,8 +1,10 @@
 """Brings a constrained output to its end before `max_tokens` cuts it.
 
-A way to the end is known from the time on at which it begins to matter: it is looked for again when
-the output has left it, and not while a string goes on that it only has to close. The fewer tokens
-there are to spare, of those that are left, beyond that way, the fewer are allowed:
+A way to the end is known from the time on at which it begins to matter: when fewer tokens are left
+beyond it than one token may take, as far as that is known of a schema (`json_schemas.growth`). From
+then on it is looked for again when the output has left it, and not while a string goes on that it
+only has to close. The fewer tokens there are to spare, of those that are left, beyond that way, the
+fewer are allowed:
 
 - reasoning is ended where its end and the shortest answer leave about as much again for the answer;
 - where only a few could follow, each that may begin something long is tried, near the end each, and
@@ -30,13 +32,19 @@ from pagewire_engine.token_bytes import Bits, TokenBytes
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Tokens to spare. Below the first the way is followed token by token, before that it is looked at
-# again when a quarter of them is spent; below the others fewer and fewer tokens are allowed.
+# Tokens to spare. Below the first at the latest the way is followed token by token; before that,
+# where it is not known what one token may take, it is looked at again when a quarter of them is
+# spent. Below the others fewer and fewer tokens are allowed.
 WATCHED = 256
+# To spare beside what one token may begin, where that is known: another may begin a little more.
+_SLACK = 8
+# Tokens for which it is worth to lose the way: to find it again takes as long as to keep to it.
+_WORTHWHILE = 8
 # Below it whatever could follow is tried, before that outside of strings what may begin something
 # long: the rest of a number takes no more.
 _NEAR = 32
 _MAY_BEGIN_MUCH = re.compile(rb'["{\[,:]')
+_STRUCTURE = (b'"', b"{", b"}", b"[", b"]", b",", b":")
 _MOST_SOFT, _SOFT_SHARE = 64, 8
 _MOST_HARD, _HARD_SHARE = 16, 32
 _LEAST_HARD = 3  # what a token may begin within a text: three more bytes of a character
@@ -50,6 +58,8 @@ _MOST_SKIPPED = 3
 _TRIES_OF_A_TOKEN = 4096
 _TRIES_OF_A_SEQUENCE = 1 << 16
 _TRIES_OF_A_MASK = 2048
+# Tokens of the way that are looked at while a string goes on.
+_AFTER_STRING = 2
 # How long it takes to look again where no way was found that fits.
 _PAUSE = 32
 
@@ -77,20 +87,26 @@ class WindDown:
 
     __slots__ = (
         "_endings",
+        "_growth",
         "_hard",
+        "_is_json",
         "_lean",
+        "_looked_at",
+        "_near",
         "_next_look",
         "_num_left",
         "_position",
         "_soft",
         "_tokens",
         "_tries_left",
+        "_watched",
         "_way",
         "_way_before",
     )
 
     def __init__(self, ending: Ending, tokens: TokenBytes, max_tokens: int) -> None:
         self._endings = ending.endings
+        self._is_json, self._growth = ending.endings.is_json, ending.endings.growth
         self._tokens = tokens
         self._position = JsonPosition()
         self._way = None if ending.first is None else list(ending.first)
@@ -102,8 +118,14 @@ class WindDown:
         self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
         # An item may be about as long as the shortest output: begin none that does not fit.
         self._lean = min(WATCHED, self._soft + len(ending.first or ()))
+        self._watched, self._near = WATCHED, _NEAR
+        if self._growth is not None:
+            self._watched = min(WATCHED, self._hard + self._growth + _SLACK)
+            self._lean = min(self._watched, self._soft + self._growth)
+            self._near = self._hard + _SLACK
         self._next_look = max_tokens
         self._plan_next_look()
+        self._looked_at = 1  # The way has what ends the whole value.
 
     def advance(
         self, token_id: int, text: bytes, matcher: LLMatcher, *, in_reasoning: bool
@@ -117,14 +139,21 @@ class WindDown:
             in_reasoning: it ends within reasoning.
         """
         self._num_left -= 1
-        if self._endings.is_json:
-            self._position.read(text)
-        along = self._along(token_id, text)
+        position = self._position
+        was_in_string = position.in_string
+        if self._is_json:
+            position.read(text)
+        if self._num_left > self._next_look and self._num_left - self._grown() > self._next_look:
+            self._way = None
+            return
+        along = self._along(token_id, text, in_string=was_in_string)
         if along is not None and len(along) <= self._num_left:
             self._way = along
             return
         way = self._way
-        if self._num_left > self._next_look or matcher.is_stopped():
+        if was_in_string and position.in_string and self._only_closes(way, matcher):
+            return
+        if matcher.is_stopped():
             self._way = None
             return
         fits = way is not None and len(way) <= self._num_left and _is_way(matcher, way)
@@ -132,16 +161,36 @@ class WindDown:
             self._look(matcher, in_reasoning=in_reasoning)
         self._plan_next_look()
 
-    def _along(self, token_id: int, text: bytes) -> list[int] | None:
+    def _only_closes(self, way: list[int] | None, matcher: LLMatcher) -> bool:
+        """Whether a way begins with the end of a string that goes on, and may still. What follows
+        on a string does not depend on its text, but where that decides between alternatives."""
+        if not way or len(way) > self._num_left or self._tokens.of[way[0]][:1] != b'"':
+            return False
+        return _is_way(matcher, way[:_AFTER_STRING])
+
+    def _along(self, token_id: int, text: bytes, *, in_string: bool) -> list[int] | None:
         """What is left of the way after a token whose text it begins with; None if it does not. A
-        grammar does not ask in which tokens a text comes."""
+        grammar does not ask in which tokens a text comes, and JSON not for white space."""
         way, of = self._way or [], self._tokens.of
         if way and way[0] == token_id:
             return way[1:]
         if text != of[token_id]:  # reasoning has ended within the token, or before it
             return None
+        rest = self._after(text)
+        if rest is not None or not self._is_json:
+            return rest
+        bare = _without_space(text, in_string=in_string)
+        rest = None if bare == text else self._after(bare)
+        # A number does not go on after white space.
+        return rest if rest and of[rest[0]][:1] in _STRUCTURE else None
+
+    def _after(self, text: bytes) -> list[int] | None:
+        """What is left of the way after a text that it begins with; None if it does not."""
+        way, of = self._way or [], self._tokens.of
+        if not text:
+            return way or None
         for index, part in enumerate(of[each] for each in way):
-            if not text or not part:
+            if not part:
                 return None
             if len(part) > len(text):
                 rest = self._tokens.by_bytes.get(part[len(text) :])
@@ -189,8 +238,10 @@ class WindDown:
             matcher: the sequence's; it is not moved.
             in_reasoning: the sequence ends within reasoning.
         """
+        if not self._way:
+            return
         spare = self._spare()
-        if not self._way or spare is None or spare > WATCHED:
+        if spare is None or spare > self._watched:
             return
         tries = Tries(_TRIES_OF_A_MASK)
         word, bit = self._way[0] // 32, np.uint32(1 << self._way[0] % 32)
@@ -206,8 +257,8 @@ class WindDown:
         elif spare <= self._hard:
             bits &= ~(self._tokens.quotes | self._tokens.unfinished)
         elif (ways := _few(bits)) is not None:
-            self._forbid_late_ends(ways, bits, matcher, tries, are_near=spare <= _NEAR)
-        elif self._endings.is_json and spare <= self._lean:
+            self._forbid_late_ends(ways, bits, matcher, tries, are_near=spare <= self._near)
+        elif self._is_json and spare <= self._lean:
             self._forbid_growth(bits, matcher, tries, may_add_items=spare > self._soft)
         bits[word] |= bit
 
@@ -216,7 +267,7 @@ class WindDown:
     ) -> None:
         """Leaves those of a few tokens after which there is a way to an end in time."""
         of = self._tokens.of
-        if not are_near and self._endings.is_json and not self._position.in_string:
+        if not are_near and self._is_json and not self._position.in_string:
             ways = [n for n in ways if _MAY_BEGIN_MUCH.search(of[n])]
         if not ways:
             return
@@ -265,7 +316,8 @@ class WindDown:
         fits."""
         left = self._num_left - 1
         way = self._way or []
-        along = self._along(token_id, self._tokens.of[token_id])
+        text, in_string = self._tokens.of[token_id], self._position.in_string
+        along = self._along(token_id, text, in_string=in_string)
         if along is not None and len(along) <= left:
             return left - len(along)
         for rest in (way[skipped:] for skipped in range(min(_MOST_SKIPPED, len(way)))):
@@ -287,7 +339,8 @@ class WindDown:
         if self._way is None or not position.in_string or position.awaits_name:
             return False
         samples = (self._tokens.by_bytes.get(text, [-1])[0] for text in (b"a", b" the", b"Q", b"7"))
-        return all(_is_way(matcher, [n, *self._way]) for n in samples if n >= 0)
+        after = self._way[:_AFTER_STRING]
+        return all(_is_way(matcher, [n, *after]) for n in samples if n >= 0)
 
     def _spare(self) -> int | None:
         """Tokens that are left beyond the way; None where no way is known that fits."""
@@ -298,12 +351,19 @@ class WindDown:
     def _plan_next_look(self) -> None:
         """Until so many tokens are left the output goes on unwatched."""
         spare = self._spare()
+        self._looked_at = self._position.depth
         if spare is None:
             self._next_look = self._num_left - _PAUSE
-        elif spare <= WATCHED:
+        elif spare <= self._watched + _WORTHWHILE:
             self._next_look = self._num_left
-        else:
+        elif self._growth is None:
             self._next_look = self._num_left - spare // 4
+        else:
+            self._next_look = self._num_left - (spare - self._watched)
+
+    def _grown(self) -> int:
+        """By how many tokens the way may be longer than it was: by what is open now and was not."""
+        return max(0, self._position.depth - self._looked_at) * (self._growth or 0)
 
 
 def _few(bits: Bits) -> list[int] | None:
@@ -319,6 +379,21 @@ def _few(bits: Bits) -> list[int] | None:
             numbers.append(word * 32 + lowest.bit_length() - 1)
             left ^= lowest
     return numbers if len(numbers) <= _MOST_WAYS else None
+
+
+def _without_space(text: bytes, *, in_string: bool) -> bytes:
+    """A JSON text without the white space between its parts; as it is where it has some of a
+    string's text too.
+
+    Args:
+        text: part of a JSON text.
+        in_string: it begins within a string.
+    """
+    bare = text.translate(None, b" \t\r\n")
+    if bare == text:
+        return text
+    within = text.split(b'"')[0 if in_string else 1 :: 2]
+    return text if any(within) else bare
 
 
 def _is_way(matcher: LLMatcher, token_ids: list[int]) -> bool:

@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 from pagewire_engine.json_schemas.document import Document
+from pagewire_engine.json_schemas.growth import most_growth
 from pagewire_engine.json_schemas.narrowing import Narrowing
 from pagewire_engine.json_schemas.places import Place, unique_places
 
-__all__ = ["Place", "normalised_schema", "places_of_unique_items"]
+__all__ = ["Place", "most_growth", "normalised_schema", "places_of_unique_items"]
 
 
 def places_of_unique_items(text: str) -> Place | None:

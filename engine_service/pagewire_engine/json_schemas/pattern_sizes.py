@@ -29,7 +29,19 @@ class Sizes(NamedTuple):
     Attributes:
         least: at least so many.
         most: at most; None where there is no bound, or one above a million.
+        rest: the shortest end of one is at most as far away, wherever in a text one is.
     """
+
+    least: int
+    most: int | None
+    rest: int
+
+
+_NOTHING, _ONE = Sizes(0, 0, 0), Sizes(1, 1, 1)
+
+
+class _Times(NamedTuple):
+    """How often something is repeated."""
 
     least: int
     most: int | None
@@ -63,11 +75,15 @@ class _Reader:
         found = self._sequence(depth)
         while self._passes("|"):
             other = self._sequence(depth)
-            found = Sizes(min(found.least, other.least), _largest(found.most, other.most))
+            found = Sizes(
+                min(found.least, other.least),
+                _largest(found.most, other.most),
+                max(found.rest, other.rest),
+            )
         return found
 
     def _sequence(self, depth: int) -> Sizes:
-        total = Sizes(0, 0)
+        total = _NOTHING
         while self.place < len(self._pattern) and self._pattern[self.place] not in "|)":
             total = _sum(total, self._repeated(self._atom(depth)))
         return total
@@ -76,9 +92,9 @@ class _Reader:
         rest_starts = self._pattern.startswith
         if rest_starts(_PLACES, self.place):
             self.place += 2
-            return Sizes(0, 0)
+            return _NOTHING
         if self._passes("^") or self._passes("$"):
-            return Sizes(0, 0)
+            return _NOTHING
         if rest_starts("(", self.place):
             return self._group(depth)
         for single, begins in ((_CLASS, "["), (_ESCAPED, "\\")):
@@ -87,11 +103,11 @@ class _Reader:
                 if found is None:
                     raise _UnknownError
                 self.place = found.end()
-                return Sizes(1, 1)
+                return _ONE
         if rest_starts(("*", "+", "?"), self.place):
             raise _UnknownError  # there is nothing to repeat
         self.place += 1
-        return Sizes(1, 1)
+        return _ONE
 
     def _group(self, depth: int) -> Sizes:
         is_look_around = self._pattern.startswith(_LOOK_AROUND, self.place)
@@ -107,7 +123,7 @@ class _Reader:
         inner = self.alternatives(depth + 1)
         if not self._passes(")"):
             raise _UnknownError
-        return Sizes(0, 0) if is_look_around else inner
+        return _NOTHING if is_look_around else inner
 
     def _repeated(self, one: Sizes) -> Sizes:
         times = self._times()
@@ -119,9 +135,9 @@ class _Reader:
             raise _UnknownError  # twice
         return _product(one, times)
 
-    def _times(self) -> Sizes | None:
+    def _times(self) -> _Times | None:
         """The repetition that comes; None where none does."""
-        for sign, times in (("*", Sizes(0, None)), ("+", Sizes(1, None)), ("?", Sizes(0, 1))):
+        for sign, times in (("*", _Times(0, None)), ("+", _Times(1, None)), ("?", _Times(0, 1))):
             if self._passes(sign):
                 return times
         found = _REPEATED.match(self._pattern, self.place)
@@ -132,11 +148,11 @@ class _Reader:
         self.place = found.end()
         least = int(found[1] or 0)
         if not found[2]:
-            return Sizes(least, least)
+            return _Times(least, least)
         most = int(found[3]) if found[3] else None
         if most is not None and most < least:
             raise _UnknownError
-        return Sizes(least, most)
+        return _Times(least, most)
 
     def _passes(self, text: str) -> bool:
         if not self._pattern.startswith(text, self.place):
@@ -151,15 +167,17 @@ def _largest(one: int | None, other: int | None) -> int | None:
 
 def _sum(one: Sizes, other: Sizes) -> Sizes:
     least = min(one.least + other.least, _MOST_SIZE)
+    rest = min(max(one.rest + other.least, other.rest), _MOST_SIZE)
     if one.most is None or other.most is None or one.most + other.most > _MOST_SIZE:
-        return Sizes(least, None)
-    return Sizes(least, one.most + other.most)
+        return Sizes(least, None, rest)
+    return Sizes(least, one.most + other.most, rest)
 
 
-def _product(one: Sizes, times: Sizes) -> Sizes:
-    least = min(one.least * times.least, _MOST_SIZE)
+def _product(one: Sizes, times: _Times) -> Sizes:
     if one.most == 0 or times.most == 0:
-        return Sizes(least, 0)
+        return _NOTHING
+    least = min(one.least * times.least, _MOST_SIZE)
+    rest = min(one.rest + max(times.least - 1, 0) * one.least, _MOST_SIZE)
     if one.most is None or times.most is None or one.most * times.most > _MOST_SIZE:
-        return Sizes(least, None)
-    return Sizes(least, one.most * times.most)
+        return Sizes(least, None, rest)
+    return Sizes(least, one.most * times.most, rest)

@@ -13,10 +13,12 @@ import pytest
 
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine import wind_down
-from pagewire_engine.grammar_endings import Tries
+from pagewire_engine.grammar_endings import GrammarEndings, Tries
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.grammars import compiled_grammar, grammar_text
 from pagewire_engine.json_position import JsonPosition
+from pagewire_engine.json_schemas import most_growth
+from pagewire_engine.token_bytes import numbers_of
 from pagewire_engine.wind_down import Ending
 from tests.fakes.constrained_walks import EOS, Grammars
 
@@ -152,14 +154,107 @@ def test_nothing_long_is_begun_too_late(
         jsonschema.validate(json.loads(text), schema)
 
 
+def _lengthened(grammars: Grammars, grammar: CompiledGrammar, seed: int, most: int) -> int:
+    """By how much one allowed token lengthens the way to the end at most, along one output."""
+    endings, tokens = grammar._ending.endings, grammars.tokens.of
+    matcher, position = grammar.matcher().inner, JsonPosition()
+    choose, worst = random.Random(seed), 0
+    for _ in range(most):
+        way = endings.shortest(matcher, position)
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        options = [n for n in numbers_of(bits) if n < len(tokens) and tokens[n]]
+        if way is None or not options:
+            break
+        for token_id in choose.sample(options, min(len(options), 20)):
+            follower, then = matcher.deep_copy(), position.copy()
+            assert follower.consume_token(token_id)
+            then.read(tokens[token_id])
+            longer = endings.shortest(follower, then)
+            assert longer is not None
+            worst = max(worst, len(longer) - len(way))
+        chosen = choose.choice([n for n in options if tokens[n] in b'"{[,:'] or options)
+        matcher.consume_token(chosen)
+        position.read(tokens[chosen])
+    return worst
+
+
+@pytest.mark.parametrize(
+    "schema", [*SCHEMAS, *STEEP.values()], ids=lambda schema: json.dumps(schema)[:40]
+)
+def test_no_token_lengthens_the_way_by_more_than_is_known(
+    grammars: Grammars, schema: dict[str, Any]
+) -> None:
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    known = grammar._ending.endings.growth
+    assert known is not None
+    assert max(_lengthened(grammars, grammar, seed, 25) for seed in range(2)) <= known
+
+
+@pytest.mark.parametrize(
+    ("schema", "growth"),
+    [
+        ({"type": "object", "additionalProperties": False}, 3),
+        ({"type": "array", "items": {"enum": ["a" * 40, "b"]}}, 47),
+        ({"type": "string", "pattern": "^(a|b{30})$"}, 33),
+        ({"anyOf": [{"type": "null"}, {"type": "array", "minItems": 9}]}, 39),
+        ({"type": "string", "pattern": r"^(a)\1$"}, None),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, None),
+        ({"not": {"type": "string"}}, None),
+    ],
+    ids=str,
+)
+def test_by_how_much_a_token_lengthens_the_way(schema: dict[str, Any], growth: int | None) -> None:
+    assert most_growth(schema, len) == growth
+
+
+def test_an_output_is_not_watched_while_none_of_its_tokens_could_take_all_that_is_left(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[int] = []
+    search = GrammarEndings.shortest
+
+    def counted(*args: Any, **more: Any) -> list[int] | None:
+        searches.append(1)
+        return search(*args, **more)
+
+    grammar = grammar_of(grammars, json_schema=json.dumps(TREE))
+    monkeypatch.setattr(GrammarEndings, "shortest", counted)
+    text = '{"value":"a","rest":[{"value":"b","rest":[]},{"value":"cd","rest":[]}]}'
+    matcher = grammar.matcher(2000)
+    for token_id in grammars.vocabulary.tokenize_str(text):
+        allowed(matcher)
+        matcher.advance([token_id])
+    assert not searches
+
+
+@pytest.mark.parametrize(
+    ("text", "in_string", "bare"),
+    [
+        (b' ,\n "', False, b',"'),
+        (b'" : ', True, b'":'),
+        (b'" }', True, b'"}'),
+        (b'a" :', True, b'a" :'),
+        (b'"a b', False, b'"a b'),
+        (b", ", True, b", "),
+        (b'" ', False, b'" '),
+        (b" \t", False, b""),
+    ],
+)
+def test_white_space_between_parts_is_passed_over_and_none_within_a_string(
+    text: bytes, in_string: bool, bare: bytes
+) -> None:
+    assert wind_down._without_space(text, in_string=in_string) == bare
+
+
 def test_a_way_is_not_followed_by_what_is_only_part_of_a_token(grammars: Grammars) -> None:
     """Of a token that ends reasoning a part is the answer's: the way is after all of it."""
     tokens = SimpleNamespace(of=[b"</think>\n", b"\n", b"[", b"]", b"\n["], by_bytes={})
-    ending = Ending(SimpleNamespace(is_json=True), first=(1, 2, 3))  # type: ignore[arg-type]
+    endings: Any = SimpleNamespace(is_json=True, growth=None)
+    ending = Ending(endings, first=(1, 2, 3))
     watched = wind_down.WindDown(ending, tokens, 50)  # type: ignore[arg-type]
-    assert watched._along(1, b"\n") == [2, 3]
-    assert watched._along(4, b"\n[") == [3]
-    assert watched._along(0, b"\n") is None
+    assert watched._along(1, b"\n", in_string=False) == [2, 3]
+    assert watched._along(4, b"\n[", in_string=False) == [3]
+    assert watched._along(0, b"\n", in_string=False) is None
 
 
 @pytest.mark.parametrize(
