@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewire_engine.json_position import JsonPosition
-from pagewire_engine.json_schemas import most_growth
 from pagewire_engine.reasoning_span import ReasoningMarks
 from pagewire_engine.token_bytes import TokenBytes
 
@@ -55,7 +54,6 @@ class GrammarEndings:
 
     Attributes:
         is_json: see above.
-        growth: tokens by which one may lengthen the way to the end; None where it is not known.
     """
 
     def __init__(
@@ -73,10 +71,6 @@ class GrammarEndings:
         names = _required_names(grammar) if is_json else []
         written = (_ids(vocabulary, json.dumps(n, ensure_ascii=False) + ":") for n in names)
         self._names = [ids for ids in written if len(ids) <= _MOST_NAME_TOKENS]
-        self.growth: int | None = None
-        if is_json and marks is None:
-            schema = json.loads(grammar)["grammars"][0]["json_schema"]
-            self.growth = most_growth(schema, lambda text: len(_ids(vocabulary, text)))
         self._reasoning_end: list[int] = []
         if marks is not None and marks.end_token is not None:
             self._reasoning_end = [marks.end_token]

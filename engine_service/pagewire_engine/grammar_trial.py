@@ -49,10 +49,12 @@ class Passed(NamedTuple):
     Attributes:
         grammar: its `grammar_text`.
         num_bytes: of memory that it takes.
+        growth: its `growth_of`.
     """
 
     grammar: str
     num_bytes: int
+    growth: int | None
 
 
 class GrammarTrial:
@@ -117,7 +119,7 @@ class GrammarTrial:
                 "memory to compile, or is nested too deeply; simplify it",
             )
         if "grammar" in answer:
-            return Passed(answer["grammar"], answer["num_bytes"])
+            return Passed(**answer)
         raise error_from_code(answer["code"], answer["message"], answer["field"])
 
     def close(self) -> None:
@@ -166,6 +168,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         compiled,
         control_token_ids,
         grammar_text,
+        growth_of,
         make_vocabulary,
         unique_places,
     )
@@ -188,7 +191,8 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             matcher = compiled(constraint, grammar, vocabulary)
             unique_places(constraint)
             size = max(0, psutil.Process().memory_info().rss - before)
-            answer: dict[str, Any] = {"grammar": grammar, "num_bytes": size}
+            growth = growth_of(constraint, grammar, vocabulary)
+            answer: dict[str, Any] = Passed(grammar, size, growth)._asdict()
             del matcher
         except PagewireError as error:
             answer = {"code": error.code, "message": error.message, "field": error.field}

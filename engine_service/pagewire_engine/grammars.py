@@ -21,7 +21,12 @@ from pagewire.structured_output import FIELD, StructuredOutput
 from pagewire_engine.grammar_endings import GrammarEndings
 from pagewire_engine.grammar_matcher import CompiledGrammar
 from pagewire_engine.json_position import JsonPosition
-from pagewire_engine.json_schemas import Place, normalised_schema, places_of_unique_items
+from pagewire_engine.json_schemas import (
+    Place,
+    most_growth,
+    normalised_schema,
+    places_of_unique_items,
+)
 from pagewire_engine.reasoning_span import ReasoningMarks
 from pagewire_engine.token_bytes import TokenBytes
 from pagewire_engine.unique_items import UniqueItems
@@ -200,6 +205,22 @@ def unique_places(constraint: StructuredOutput) -> Place | None:
     return None if text is None else places_of_unique_items(text)
 
 
+def growth_of(constraint: StructuredOutput, grammar: str, vocabulary: LLTokenizer) -> int | None:
+    """By how many tokens one may lengthen the way to the end of an output; None where that is not
+    known: of texts that are no JSON, or come after reasoning.
+
+    Args:
+        constraint: what is compiled.
+        grammar: its `grammar_text`.
+        vocabulary: the model's.
+    """
+    is_json = constraint.json_object or constraint.json_schema is not None
+    if not is_json or constraint.reasoning_end is not None:
+        return None
+    schema = json.loads(grammar)["grammars"][0]["json_schema"]
+    return most_growth(schema, lambda text: len(vocabulary.tokenize_bytes(text.encode())))
+
+
 def compiled(constraint: StructuredOutput, grammar: str, vocabulary: LLTokenizer) -> LLMatcher:
     """The matcher before the first token, of a `grammar_text`.
 
@@ -226,6 +247,7 @@ def compiled_grammar(
     tokens: TokenBytes,
     num_bytes: int = 0,
     control_tokens: Mapping[str, int] = MappingProxyType({}),
+    growth: int | None = None,
 ) -> CompiledGrammar:
     """The matcher before the first token, with what else is watched.
 
@@ -236,6 +258,7 @@ def compiled_grammar(
         tokens: its tokens' bytes.
         num_bytes: about the memory that the matcher takes.
         control_tokens: see `grammar_text`.
+        growth: see `most_growth`.
 
     Raises:
         InvalidArgumentError: see `compiled`.
@@ -252,7 +275,7 @@ def compiled_grammar(
         tokens,
         num_bytes=num_bytes,
         unique_items=None if place is None else UniqueItems(place, tokens),
-        ending=Ending(endings, None if first is None else tuple(first)),
+        ending=Ending(endings, None if first is None else tuple(first), growth),
         reasoning=marks,
     )
 

@@ -220,6 +220,7 @@ class GrammarCompiler:
                 self._token_bytes,
                 passed.num_bytes,
                 self._control_tokens,
+                passed.growth,
             )
 
     def _load_vocabulary(self) -> LLTokenizer:

@@ -70,10 +70,12 @@ class Ending(NamedTuple):
     Attributes:
         endings: finds them.
         first: from the beginning to the end; None where none was found.
+        growth: tokens by which one may lengthen the way to an end; None where that is not known.
     """
 
     endings: GrammarEndings
     first: tuple[int, ...] | None
+    growth: int | None = None
 
 
 class WindDown:
@@ -106,7 +108,7 @@ class WindDown:
 
     def __init__(self, ending: Ending, tokens: TokenBytes, max_tokens: int) -> None:
         self._endings = ending.endings
-        self._is_json, self._growth = ending.endings.is_json, ending.endings.growth
+        self._is_json, self._growth = ending.endings.is_json, ending.growth
         self._tokens = tokens
         self._position = JsonPosition()
         self._way = None if ending.first is None else list(ending.first)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
-from pagewire_engine.grammars import compiled_grammar, grammar_text, make_vocabulary
+from pagewire_engine.grammars import compiled_grammar, grammar_text, growth_of, make_vocabulary
 from pagewire_engine.token_bytes import TokenBytes
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
@@ -32,8 +32,12 @@ class Grammars:
         self.tokens = TokenBytes(self.vocabulary)
 
     def compiled(self, schema: Schema, *, lenient: bool = False) -> CompiledGrammar:
-        constraint = StructuredOutput(json_schema=json.dumps(schema), lenient=lenient)
-        return compiled_grammar(constraint, grammar_text(constraint), self.vocabulary, self.tokens)
+        return self.of(StructuredOutput(json_schema=json.dumps(schema), lenient=lenient))
+
+    def of(self, constraint: StructuredOutput) -> CompiledGrammar:
+        text = grammar_text(constraint)
+        growth = growth_of(constraint, text, self.vocabulary)
+        return compiled_grammar(constraint, text, self.vocabulary, self.tokens, growth=growth)
 
     def accepts(self, schema: Schema, value: Any) -> bool:
         ids = ids_of(json.dumps(value))

@@ -71,6 +71,11 @@ class _Growth:
         self._document = document
         self._num_tokens = num_tokens
         self._known: dict[int, int | None] = {}
+        # What is said of a member by its name, anywhere: an object's parts may say it apart.
+        self._members: dict[str, list[Schema]] = {}
+        for part in subschemas(document.root):
+            for name, schema in mapping(part.get("properties")).items():
+                self._members.setdefault(name, []).append(schema)
 
     def all(self) -> Iterator[int]:
         """What may be begun, all over the document."""
@@ -104,8 +109,10 @@ class _Growth:
 
     def _of_value(self, schema: Schema) -> int:
         """What a value takes at most, where no more is begun than has to be."""
-        if not isinstance(schema, dict):
+        if isinstance(schema, bool):
             return _SHORT
+        if not isinstance(schema, dict):
+            raise _UnknownError
         key = id(schema)
         if key not in self._known:
             self._known[key] = None
@@ -185,10 +192,10 @@ class _Growth:
         required = listed(part.get("required"))
         total = _BRACKETS
         for name in required:
-            schema = members.get(name, part.get("additionalProperties", True))
             if name not in members and "patternProperties" in part:
                 raise _UnknownError
-            total += self._of_member(name, schema)
+            own = [members[name]] if name in members else self._members.get(name, [True])
+            total += max(self._of_member(name, schema) for schema in own)
         least = part.get("minProperties", 0)
         if not isinstance(least, int) or least > len(required):
             raise _UnknownError

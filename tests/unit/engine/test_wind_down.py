@@ -15,7 +15,6 @@ from pagewire.structured_output import StructuredOutput
 from pagewire_engine import wind_down
 from pagewire_engine.grammar_endings import GrammarEndings, Tries
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
-from pagewire_engine.grammars import compiled_grammar, grammar_text
 from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.json_schemas import most_growth
 from pagewire_engine.token_bytes import numbers_of
@@ -29,8 +28,7 @@ def grammars() -> Grammars:
 
 
 def grammar_of(grammars: Grammars, **constraint: Any) -> CompiledGrammar:
-    made = StructuredOutput(**constraint)
-    return compiled_grammar(made, grammar_text(made), grammars.vocabulary, grammars.tokens)
+    return grammars.of(StructuredOutput(**constraint))
 
 
 def allowed(matcher: Matcher) -> list[int]:
@@ -185,7 +183,7 @@ def test_no_token_lengthens_the_way_by_more_than_is_known(
     grammars: Grammars, schema: dict[str, Any]
 ) -> None:
     grammar = grammar_of(grammars, json_schema=json.dumps(schema))
-    known = grammar._ending.endings.growth
+    known = grammar._ending.growth
     assert known is not None
     assert max(_lengthened(grammars, grammar, seed, 25) for seed in range(2)) <= known
 
@@ -249,7 +247,7 @@ def test_white_space_between_parts_is_passed_over_and_none_within_a_string(
 def test_a_way_is_not_followed_by_what_is_only_part_of_a_token(grammars: Grammars) -> None:
     """Of a token that ends reasoning a part is the answer's: the way is after all of it."""
     tokens = SimpleNamespace(of=[b"</think>\n", b"\n", b"[", b"]", b"\n["], by_bytes={})
-    endings: Any = SimpleNamespace(is_json=True, growth=None)
+    endings: Any = SimpleNamespace(is_json=True)
     ending = Ending(endings, first=(1, 2, 3))
     watched = wind_down.WindDown(ending, tokens, 50)  # type: ignore[arg-type]
     assert watched._along(1, b"\n", in_string=False) == [2, 3]
