@@ -34,6 +34,7 @@ _MOST_NAME_TOKENS = 128
 # Outside of strings, in this order; what a number or another grammar may need comes last.
 _ENDS = ("}", "]", ":", ",")
 _VALUES = ("null", '"', "0", "1", "false", "true", "[", "{", "-")
+_NUMBER = frozenset(b"-.0123456789")
 # What ends something in texts that are no JSON.
 _CLOSERS = ">)]}\"';.\n"
 _PLAIN = (
@@ -151,11 +152,11 @@ class GrammarEndings:
             named = search.first_name(self._names)
             if named is not None:
                 return named
-        return (
-            search.first(self._ends)
-            or search.first(self._values)
-            or search.plain_or_any(self._plain)
-        )
+        if (ends := search.first(self._ends)) is not None:
+            return ends
+        # `-0.` does not end by zeros alone where it has to be below zero.
+        values = None if search.in_number else search.first(self._values)
+        return values or search.plain_or_any(self._plain)
 
     def _known(self, texts: Iterable[str]) -> list[int]:
         by_bytes = self._tokens.by_bytes
@@ -176,7 +177,8 @@ class Tries:
 
 
 class _Search:
-    """One search: a matcher that is moved, and what was chosen within the present string."""
+    """One search: a matcher that is moved, and what was chosen within the present string or
+    number."""
 
     def __init__(
         self,
@@ -191,6 +193,7 @@ class _Search:
         self.closers = closers
         self.tries = tries
         self.since_separator = True
+        self.in_number = False
         self._tokens = tokens
         self._used: Counter[int] = Counter()
         self._next_name = 0
@@ -203,7 +206,9 @@ class _Search:
         text = b"".join(self._tokens.of[n] for n in token_ids)
         self.position.read(text)
         self.since_separator = text[-1:] in (b"{", b",")
-        if was_in_string != self.position.in_string:
+        was_in_number = self.in_number
+        self.in_number = bool(text) and text[-1] in _NUMBER and not self.position.in_string
+        if was_in_string != self.position.in_string or was_in_number != self.in_number:
             self._used.clear()
         return True
 

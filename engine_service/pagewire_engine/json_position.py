@@ -12,21 +12,22 @@ class JsonPosition:
 
     Attributes:
         in_string: within a string.
+        in_escape: within a string, right after the backslash that begins an escape.
         awaits_name: the string that comes, or is being read, is a member's name.
     """
 
-    __slots__ = ("_escaped", "_objects", "awaits_name", "in_string")
+    __slots__ = ("_objects", "awaits_name", "in_escape", "in_string")
 
     def __init__(self) -> None:
         self.in_string = False
         self.awaits_name = False
-        self._escaped = False
+        self.in_escape = False
         self._objects: list[bool] = []
 
     def copy(self) -> JsonPosition:
         other = JsonPosition()
         other.in_string, other.awaits_name = self.in_string, self.awaits_name
-        other._escaped, other._objects = self._escaped, self._objects.copy()
+        other.in_escape, other._objects = self.in_escape, self._objects.copy()
         return other
 
     @property
@@ -41,14 +42,14 @@ class JsonPosition:
 
     def read(self, text: bytes) -> None:
         """The text has gone on with these bytes."""
-        if self.in_string and not self._escaped and b'"' not in text and b"\\" not in text:
+        if self.in_string and not self.in_escape and b'"' not in text and b"\\" not in text:
             return
         for char in text:
             if self.in_string:
-                if self._escaped:
-                    self._escaped = False
+                if self.in_escape:
+                    self.in_escape = False
                 elif char == _BACKSLASH:
-                    self._escaped = True
+                    self.in_escape = True
                 elif char == _QUOTE:
                     self.in_string = False
             elif char == _QUOTE:

@@ -41,9 +41,9 @@ _SLACK = 8
 # Tokens for which it is worth to lose the way: to find it again takes as long as to keep to it.
 _WORTHWHILE = 8
 # Below it whatever could follow is tried, before that outside of strings what may begin something
-# long: the rest of a number takes no more.
+# long, or decide by a constant what else there has to be: the rest of a number takes no more.
 _NEAR = 32
-_MAY_BEGIN_MUCH = re.compile(rb'["{\[,:]')
+_MAY_BEGIN_MUCH = re.compile(rb'["{\[,:]|^\s*[tfn]')
 _STRUCTURE = (b'"', b"{", b"}", b"[", b"]", b",", b":")
 _MOST_SOFT, _SOFT_SHARE = 64, 8
 _MOST_HARD, _HARD_SHARE = 16, 32
@@ -93,7 +93,7 @@ class WindDown:
         "_hard",
         "_is_json",
         "_lean",
-        "_looked_at",
+        "_least_depth",
         "_near",
         "_next_look",
         "_num_left",
@@ -124,10 +124,10 @@ class WindDown:
         if self._growth is not None:
             self._watched = min(WATCHED, self._hard + self._growth + _SLACK)
             self._lean = min(self._watched, self._soft + self._growth)
-            self._near = self._hard + _SLACK
+            self._near = min(_NEAR, self._watched)
         self._next_look = max_tokens
         self._plan_next_look()
-        self._looked_at = 1  # The way has what ends the whole value.
+        self._least_depth = 1  # The way has what ends the whole value.
 
     def advance(
         self, token_id: int, text: bytes, matcher: LLMatcher, *, in_reasoning: bool
@@ -145,6 +145,7 @@ class WindDown:
         was_in_string = position.in_string
         if self._is_json:
             position.read(text)
+            self._least_depth = min(self._least_depth, position.depth or 1)
         if self._num_left > self._next_look and self._num_left - self._grown() > self._next_look:
             self._way = None
             return
@@ -153,7 +154,9 @@ class WindDown:
             self._way = along
             return
         way = self._way
-        if was_in_string and position.in_string and self._only_closes(way, matcher):
+        # A quotation mark after a backslash closes nothing.
+        goes_on = was_in_string and position.in_string and not position.in_escape
+        if goes_on and self._only_closes(way, matcher):
             return
         if matcher.is_stopped():
             self._way = None
@@ -353,7 +356,7 @@ class WindDown:
     def _plan_next_look(self) -> None:
         """Until so many tokens are left the output goes on unwatched."""
         spare = self._spare()
-        self._looked_at = self._position.depth
+        self._least_depth = self._position.depth
         if spare is None:
             self._next_look = self._num_left - _PAUSE
         elif spare <= self._watched + _WORTHWHILE:
@@ -364,8 +367,9 @@ class WindDown:
             self._next_look = self._num_left - (spare - self._watched)
 
     def _grown(self) -> int:
-        """By how many tokens the way may be longer than it was: by what is open now and was not."""
-        return max(0, self._position.depth - self._looked_at) * (self._growth or 0)
+        """By how many tokens the way may be longer than it was: by what has been opened since then
+        and is open still. One as deep may have been closed before."""
+        return (self._position.depth - self._least_depth) * (self._growth or 0)
 
 
 def _few(bits: Bits) -> list[int] | None:

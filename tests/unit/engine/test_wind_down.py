@@ -126,6 +126,12 @@ def _object_of(*names: str, required: bool = True) -> dict[str, Any]:
     }
 
 
+def _of_kind(kind: Any, *names: str) -> dict[str, Any]:
+    found = _object_of("kind", *names)
+    found["properties"]["kind"] = {"const": kind}
+    return found
+
+
 BIG = _object_of(*(f"member_{number}" for number in range(6)))
 # What may be begun takes far more than the shortest output.
 STEEP: dict[str, dict[str, Any]] = {
@@ -140,7 +146,7 @@ STEEP: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("like", ['"[{,:b', '{"member_0:,}'])
+@pytest.mark.parametrize("like", ['"[{,:b', '{"member_0:,}', '[{"kind:true-0.,}'])
 @pytest.mark.parametrize("schema", STEEP.values(), ids=STEEP)
 def test_nothing_long_is_begun_too_late(
     grammars: Grammars, schema: dict[str, Any], like: str
@@ -158,6 +164,56 @@ def _lengthened(grammars: Grammars, grammar: CompiledGrammar, seed: int, most: i
     matcher, position = grammar.matcher().inner, JsonPosition()
     choose, worst = random.Random(seed), 0
     for _ in range(most):
+def test_a_literal_that_decides_what_else_there_has_to_be_is_tried(grammars: Grammars) -> None:
+    schema = {"anyOf": [_of_kind(False), _of_kind(True, *"abcdefgh")]}
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    for most in range(30, 90, 3):
+        text = written(grammars, grammar.matcher(most), most, '{"kind:tru', seed=most)
+        assert not text.endswith(b"<cut>"), (most, text)
+
+
+@pytest.mark.parametrize("most", [60, 75, 90])
+def test_a_quotation_mark_after_a_backslash_ends_no_string(grammars: Grammars, most: int) -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 3}
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    for seed in range(8):
+        text = written(grammars, grammar.matcher(most), most, "\\ab", seed)
+        assert not text.endswith(b"<cut>"), text
+
+
+LIGHT_OR_HEAVY = {
+    "$defs": {
+        "any": {"anyOf": [{"$ref": "#/$defs/light"}, {"$ref": "#/$defs/heavy"}]},
+        "light": {"type": "object", "properties": {"l": {"$ref": "#/$defs/some"}}}
+        | {"required": ["l"], "additionalProperties": False},
+        "heavy": {
+            "type": "object",
+            "properties": {"h": {"$ref": "#/$defs/some"}, **BIG["properties"]},
+            "required": ["h", *BIG["required"]],
+            "additionalProperties": False,
+        },
+        "some": {"type": "array", "items": {"$ref": "#/$defs/any"}},
+    },
+    "$ref": "#/$defs/any",
+}
+
+
+@pytest.mark.parametrize("most", [500, 600])
+def test_what_is_as_deep_as_something_that_has_ended_may_take_more(
+    grammars: Grammars, most: int
+) -> None:
+    grammar = grammar_of(grammars, json_schema=json.dumps(LIGHT_OR_HEAVY))
+    matcher, text = grammar.matcher(most), '{"l":[' * 12 + "]}" * 11 + "," + '{"h":[' * 8
+    num_written = 0
+    for token_id in grammars.vocabulary.tokenize_str(text):
+        if token_id not in allowed(matcher):
+            break
+        matcher.advance([token_id])
+        num_written += 1
+    left = most - num_written
+    assert not written(grammars, matcher, left, '{"h:[').endswith(b"<cut>")
+
+
         way = endings.shortest(matcher, position)
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint32)
         options = [n for n in numbers_of(bits) if n < len(tokens) and tokens[n]]
