@@ -8,10 +8,12 @@ anything that is not read here, or in which a value must hold another like itsel
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
-from pagewire_engine.json_schemas.disjoint import ANNOTATIONS, TYPES, listed, mapping
+from pagewire_engine.json_schemas.disjoint import ANNOTATIONS, TYPES, Facts, listed, mapping
 from pagewire_engine.json_schemas.document import Document, Schema, subschemas
 from pagewire_engine.json_schemas.pattern_sizes import pattern_sizes
 from pagewire_engine.json_schemas.patterns import has_look_around
@@ -40,6 +42,10 @@ _FORMATS = {
     "uri": 8,
     "uuid": 36,
 }
+# Characters of which one takes several tokens, in a pattern as they are or escaped: of many bytes,
+# or escaped in JSON.
+_SPECIAL = re.compile(r"[^ !#-~]|\\[\\ux0fnprtvP]")
+_TOKENS_OF_SPECIAL = 6
 _MOST_DIGITS = 12
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
@@ -71,6 +77,7 @@ class _Growth:
         self._document = document
         self._num_tokens = num_tokens
         self._known: dict[int, int | None] = {}
+        self._facts = Facts(document)
         # What is said of a member by its name, anywhere: an object's parts may say it apart.
         self._members: dict[str, list[Schema]] = {}
         for part in subschemas(document.root):
@@ -104,7 +111,7 @@ class _Growth:
         return (
             1
             + self._num_tokens(json.dumps(name, ensure_ascii=False) + ":")
-            + (self._of_value(schema))
+            + self._of_value(schema)
         )
 
     def _of_value(self, schema: Schema) -> int:
@@ -120,7 +127,7 @@ class _Growth:
             total += sum(self._of_value(each) for each in listed(schema.get("allOf")))
             if isinstance(reference := schema.get("$ref"), str):
                 total += self._of_value(self._document.target(reference))
-            self._known[key] = total
+            self._known[key] = total + self._of_items_apart(schema)
         if (known := self._known[key]) is None:
             raise _UnknownError  # it holds itself
         return known
@@ -154,8 +161,9 @@ class _Growth:
         return longest + _CHOICES
 
     def _of_number(self, part: dict[str, Any]) -> int:
-        bounds = [abs(part[key]) for key in _BOUNDS if isinstance(part.get(key), int | float)]
-        digits = max((len(str(bound)) for bound in bounds), default=0)
+        bounds = [part[key] for key in _BOUNDS if isinstance(part.get(key), int | float)]
+        # In decimal notation: the digits of 1e-20 are twenty.
+        digits = max((len(f"{Decimal(str(abs(bound))):f}") for bound in bounds), default=0)
         if digits > _MOST_DIGITS:
             raise _UnknownError
         return _SHORT + 2 * digits
@@ -175,7 +183,7 @@ class _Growth:
         sizes = None if has_look_around(pattern) else pattern_sizes(pattern)
         if sizes is None:
             raise _UnknownError
-        return sizes.rest
+        return sizes.rest * (_TOKENS_OF_SPECIAL if _SPECIAL.search(pattern) else 1)
 
     def _of_array(self, part: dict[str, Any]) -> int:
         least = part.get("minItems", 0)
@@ -187,14 +195,23 @@ class _Growth:
             total += (least - len(first)) * (1 + self._of_value(part.get("items", True)))
         return total
 
+    def _of_items_apart(self, schema: dict[str, Any]) -> int:
+        """What items take of which one part says how many there must be, and another what."""
+        parts = self._facts.parts(schema)
+        least = max((part.get("minItems", 0) for part in parts), default=0)
+        apart = [part for part in parts if part.get("minItems", 0) < least]
+        return sum(least * self._of_value(each) for part in apart for each in _own_items(part))
+
     def _of_object(self, part: dict[str, Any]) -> int:
         members = mapping(part.get("properties"))
         required = listed(part.get("required"))
+        others = [
+            part.get("additionalProperties", True),
+            *mapping(part.get("patternProperties")).values(),
+        ]
         total = _BRACKETS
         for name in required:
-            if name not in members and "patternProperties" in part:
-                raise _UnknownError
-            own = [members[name]] if name in members else self._members.get(name, [True])
+            own = [members[name]] if name in members else self._members.get(name, others)
             total += max(self._of_member(name, schema) for schema in own)
         least = part.get("minProperties", 0)
         if not isinstance(least, int) or least > len(required):
@@ -213,3 +230,9 @@ def _items(part: dict[str, Any]) -> Iterator[Schema]:
     if "array" in _types(part):
         yield part.get("items", True)
         yield from listed(part.get("prefixItems"))
+
+
+def _own_items(part: dict[str, Any]) -> list[Schema]:
+    """What the part itself says of items."""
+    own = [part["items"]] if "items" in part else []
+    return [*own, *listed(part.get("prefixItems"))]

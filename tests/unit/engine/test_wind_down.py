@@ -143,6 +143,12 @@ STEEP: dict[str, dict[str, Any]] = {
     | {"additionalProperties": False},
     "beginnings": {"type": "object", "properties": {"k": {"enum": ["a", "b" * 100]}}}
     | {"required": ["k"]},
+    "least_items_apart": {"type": "array"}
+    | {"items": {"allOf": [{"type": "array", "minItems": 3}, {"items": _object_of("a", "b")}]}},
+    "required_others": {"type": "array"}
+    | {"items": {"type": "object", "required": ["a", "b"], "additionalProperties": BIG}},
+    "escaped": {"type": "array", "items": {"type": "string", "pattern": '^(a|"{16})$'}},
+    "below_zero": {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 1}},
 }
 
 
@@ -158,12 +164,6 @@ def test_nothing_long_is_begun_too_late(
         jsonschema.validate(json.loads(text), schema)
 
 
-def _lengthened(grammars: Grammars, grammar: CompiledGrammar, seed: int, most: int) -> int:
-    """By how much one allowed token lengthens the way to the end at most, along one output."""
-    endings, tokens = grammar._ending.endings, grammars.tokens.of
-    matcher, position = grammar.matcher().inner, JsonPosition()
-    choose, worst = random.Random(seed), 0
-    for _ in range(most):
 def test_a_literal_that_decides_what_else_there_has_to_be_is_tried(grammars: Grammars) -> None:
     schema = {"anyOf": [_of_kind(False), _of_kind(True, *"abcdefgh")]}
     grammar = grammar_of(grammars, json_schema=json.dumps(schema))
@@ -214,6 +214,12 @@ def test_what_is_as_deep_as_something_that_has_ended_may_take_more(
     assert not written(grammars, matcher, left, '{"h:[').endswith(b"<cut>")
 
 
+def _lengthened(grammars: Grammars, grammar: CompiledGrammar, seed: int, most: int) -> int:
+    """By how much one allowed token lengthens the way to the end at most, along one output."""
+    endings, tokens = grammar._ending.endings, grammars.tokens.of
+    matcher, position = grammar.matcher().inner, JsonPosition()
+    choose, worst = random.Random(seed), 0
+    for _ in range(most):
         way = endings.shortest(matcher, position)
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint32)
         options = [n for n in numbers_of(bits) if n < len(tokens) and tokens[n]]
@@ -251,6 +257,10 @@ def test_no_token_lengthens_the_way_by_more_than_is_known(
         ({"type": "array", "items": {"enum": ["a" * 40, "b"]}}, 47),
         ({"type": "string", "pattern": "^(a|b{30})$"}, 33),
         ({"anyOf": [{"type": "null"}, {"type": "array", "minItems": 9}]}, 39),
+        ({"type": "string", "pattern": '^"{9}$'}, 57),
+        ({"type": "string", "pattern": "^(a|я{9})$"}, 57),
+        ({"type": "number", "maximum": 1e-10}, 27),
+        ({"type": "number", "maximum": 1e-20}, None),
         ({"type": "string", "pattern": r"^(a)\1$"}, None),
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, None),
         ({"not": {"type": "string"}}, None),
