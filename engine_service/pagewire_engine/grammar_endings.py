@@ -81,6 +81,7 @@ class GrammarEndings:
         self._quote = self._known(('"',))
         self._ends = self._known(_ENDS)
         self._values = self._known(_VALUES)
+        self._one = self._known(("1",))
         self._closers = self._known(_CLOSERS)
         self._plain = np.array(self._known(_PLAIN), np.int64)
 
@@ -155,8 +156,8 @@ class GrammarEndings:
         if (ends := search.first(self._ends)) is not None:
             return ends
         # `-0.` does not end by zeros alone where it has to be below zero.
-        values = None if search.in_number else search.first(self._values)
-        return values or search.plain_or_any(self._plain)
+        digit = search.first(self._one) if search.in_number else None
+        return digit or search.first(self._values) or search.plain_or_any(self._plain)
 
     def _known(self, texts: Iterable[str]) -> list[int]:
         by_bytes = self._tokens.by_bytes
@@ -177,8 +178,7 @@ class Tries:
 
 
 class _Search:
-    """One search: a matcher that is moved, and what was chosen within the present string or
-    number."""
+    """One search: a matcher that is moved, and what was chosen within the present string."""
 
     def __init__(
         self,
@@ -206,9 +206,8 @@ class _Search:
         text = b"".join(self._tokens.of[n] for n in token_ids)
         self.position.read(text)
         self.since_separator = text[-1:] in (b"{", b",")
-        was_in_number = self.in_number
         self.in_number = bool(text) and text[-1] in _NUMBER and not self.position.in_string
-        if was_in_string != self.position.in_string or was_in_number != self.in_number:
+        if was_in_string != self.position.in_string:
             self._used.clear()
         return True
 
