@@ -58,31 +58,27 @@ class Matcher:
         self._num_slow_masks = 0
         self._is_stuck = False
 
-    def fill_timed(
-        self, bits: Bits, address: int | None = None, started: float | None = None
-    ) -> float:
+    def fill_timed(self, bits: Bits, address: int | None = None) -> None:
         """Writes what it allows next, and takes notice where that takes long.
 
         Args:
             bits: uint32 [ceil(vocab_size / 32)], zeros.
             address: theirs; asking numpy for it takes a tenth of a mask's time. None: it is asked.
-            started: the second of the thread's from which on the time counts. None: now.
-
-        Returns:
-            The second of the thread's when it was done.
         """
-        if started is None:
-            started = time.thread_time()
+        started = time.thread_time()
         self.inner.unsafe_compute_mask_ptr(address or bits.ctypes.data, bits.nbytes)
-        return self.restrict_timed(bits, started)
-
-    def restrict_timed(self, bits: Bits, started: float) -> float:
-        """As `restrict`; takes notice where that takes long. Arguments and result are those of
-        `fill_timed`."""
         self.restrict(bits)
-        done = time.thread_time()
-        self._num_slow_masks += done - started > SLOW_MASK_S
-        return done
+        self._notice_if_slow(started)
+
+    def restrict_timed(self, bits: Bits) -> None:
+        """As `restrict`; takes notice where that takes long."""
+        started = time.thread_time()
+        self.restrict(bits)
+        self._notice_if_slow(started)
+
+    def _notice_if_slow(self, started: float) -> None:
+        """A mask has been made, or a part of it, since this second of the thread's."""
+        self._num_slow_masks += time.thread_time() - started > SLOW_MASK_S
 
     def restrict(self, bits: Bits) -> None:
         """Takes out of what the grammar allows what it can't tell of."""

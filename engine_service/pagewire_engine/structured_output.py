@@ -160,9 +160,8 @@ class GrammarCompiler:
         started = time.monotonic()
         self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits[0].nbytes, len(bits))
         self._was_slow = time.monotonic() - started > SLOW_MASK_S
-        done = time.thread_time()
         for matcher, row in zip(matchers, bits, strict=True):
-            done = matcher.restrict_timed(row, done)
+            matcher.restrict_timed(row)
 
     def _keep(self, constraint: StructuredOutput, grammar: CompiledGrammar) -> None:
         """Makes it the one used last. Under the lock."""

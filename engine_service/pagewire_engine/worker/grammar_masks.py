@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -174,7 +173,6 @@ class GrammarMasks:
         ready: list[ConstrainedRow] = []
         refused: list[tuple[int, str]] = []
         at_once = self._compiler.choose_to_fill(len(constrained))
-        done = time.thread_time()
         for row in constrained:
             try:
                 matcher = self._matcher(row)
@@ -184,7 +182,7 @@ class GrammarMasks:
             if not at_once:
                 # Here, while the caches hold what the grammar's state is made of.
                 index = len(ready)
-                done = matcher.fill_timed(bits[index], address + index * num_bytes, done)
+                matcher.fill_timed(bits[index], address + index * num_bytes)
             matchers.append(matcher)
             ready.append(row)
         bits = bits[: len(ready)]
