@@ -4,9 +4,10 @@ runs."""
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,11 @@ def minilm_folder() -> Path:
 def free_port() -> Callable[[], int]:
     """`ports.free_port`."""
     return ports.free_port
+
+
+@pytest.fixture(autouse=True)
+def level_of_logs() -> Iterator[None]:
+    """A program that a test runs within the process sets the level for all that come after it."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)

@@ -153,7 +153,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, setting: 
         with ServeProcess(
             [f"--{name}={value}" for name, value in flags.items()], cwd=tmp_path
         ) as it:
-            assert it.wait() == 2
+            assert it.wait() == 1
         assert f"pagewire serve: error: --{setting}: port {port} is in use" in it.output
         assert " | " not in it.output
 
