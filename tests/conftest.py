@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from pagewire.logs import PACKAGES
 from tests.fakes import minilm, ports
 from tests.fakes.bad_inputs import tried
 
@@ -97,8 +98,9 @@ def free_port() -> Callable[[], int]:
 
 
 @pytest.fixture(autouse=True)
-def level_of_logs() -> Iterator[None]:
-    """A program that a test runs within the process sets the level for all that come after it."""
-    level = logging.root.level
+def levels_of_logs() -> Iterator[None]:
+    """A program that a test runs within the process sets levels for all tests that come after."""
+    levels = {name: logging.getLogger(name).level for name in (None, *PACKAGES)}
     yield
-    logging.root.setLevel(level)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

@@ -13,7 +13,7 @@ from pagewire.service_name import Program, service_name
 LogFormat = Literal["text", "json"]
 
 # The packages whose loggers a level is about.
-_OURS = ("pagewire", "pagewire_engine", "pagewire_frontend", "pagewire_kernels", "pagewire_ui")
+PACKAGES = ("pagewire", "pagewire_engine", "pagewire_frontend", "pagewire_kernels", "pagewire_ui")
 # What others must have to say: h2, grpc or asyncio tell each frame and each event at debug.
 _OTHERS = {"debug": "INFO", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -33,7 +33,7 @@ def configure_logging(level: str, log_format: LogFormat, program: Program) -> No
         JsonFormatter(service_name(program)) if log_format == "json" else logging.Formatter(_TEXT)
     )
     logging.basicConfig(level=_OTHERS[level], handlers=[handler])
-    for package in _OURS:
+    for package in PACKAGES:
         logging.getLogger(package).setLevel(level.upper())
 
 
