@@ -47,6 +47,8 @@ _FORMATS = {
 _SPECIAL = re.compile(r"[^ !#-~]|\\[\\ux0fnprtvP]")
 _TOKENS_OF_SPECIAL = 6
 _MOST_DIGITS = 12
+# More is not told: no output has as many, and arrays of arrays soon need more than 64 bits.
+_MOST_GROWTH = 1 << 20
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -55,7 +57,7 @@ class _UnknownError(Exception):
 
 
 def most_growth(schema: dict[str, Any], num_tokens: Callable[[str], int]) -> int | None:
-    """By how many tokens; None where it is not known.
+    """By how many tokens; None where it is not known, or above a million.
 
     Args:
         schema: as it is compiled.
@@ -65,9 +67,10 @@ def most_growth(schema: dict[str, Any], num_tokens: Callable[[str], int]) -> int
     if not document.is_one:
         return None
     try:
-        return max(_Growth(document, num_tokens).all())
+        growth = max(_Growth(document, num_tokens).all())
     except (_UnknownError, RecursionError):
         return None
+    return growth if growth <= _MOST_GROWTH else None
 
 
 class _Growth:

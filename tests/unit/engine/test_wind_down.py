@@ -264,6 +264,10 @@ def test_no_token_lengthens_the_way_by_more_than_is_known(
         ({"type": "string", "pattern": r"^(a)\1$"}, None),
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, None),
         ({"not": {"type": "string"}}, None),
+        (
+            {"type": "array", "items": {"type": "array", "minItems": 1 << 40}, "minItems": 1 << 40},
+            None,
+        ),
     ],
     ids=str,
 )
