@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+
+from tests.fakes.standstill import stand_still
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0
@@ -83,9 +86,12 @@ class KillableProcess:
         return int(psutil.Process(self.pid).memory_info().rss)
 
     def signal(self, number: int) -> None:
-        """Sends a signal."""
+        """Sends a signal; after SIGSTOP it stands still."""
         assert self._process is not None
-        self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            stand_still(self.pid)
+        else:
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """SIGKILL, and waits for the end."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from tests.e2e.wire_peer import wait_until_async
+from tests.fakes.standstill import stand_still
 from tests.faults.mixed_streams import Answer, Case, MixedStreams
 
 EARLIEST, LATEST = 0.2, 0.8
@@ -75,9 +77,9 @@ async def catch_in_the_middle(
     http: str,
     target: str,
     expected: Mapping[str, Answer],
-    send_to_engine: Callable[[int], None],
+    *engines: int,
 ) -> CaughtStreams:
-    """Streams of which each has 20 to 80% of its tokens, and an engine that stands still (SIGSTOP).
+    """Streams of which each has 20 to 80% of its tokens, and engines that stand still (SIGSTOP).
 
     A machine that was busy elsewhere may miss the moment; then it begins again.
 
@@ -85,19 +87,21 @@ async def catch_in_the_middle(
         cases: what to ask.
         http, target: the frontend's addresses.
         expected: undisturbed answers.
-        send_to_engine: sends it a signal.
+        engines: their processes.
     """
     for _ in range(_ATTEMPTS):
         caught = CaughtStreams(cases, http, target)
         try:
             await caught.reach_the_middle(expected)
-            send_to_engine(signal.SIGSTOP)
+            for engine in engines:
+                stand_still(engine)
             await caught.settle()
             shares = caught.shares(expected)
             if min(shares) >= EARLIEST and max(shares) <= LATEST:
                 return caught
         except TooLateError:
             pass
-        send_to_engine(signal.SIGCONT)
+        for engine in engines:
+            os.kill(engine, signal.SIGCONT)
         await caught.drop()
     raise AssertionError("the streams were never all in the middle at once")

@@ -17,6 +17,7 @@ from pagewire_engine import sessions
 from pagewire_frontend.engine_client.remote import RemoteEngineClient
 from tests.e2e.wire_peer import WirePeer, collect, request, wait_until
 from tests.fakes.fake_engine import ROOT, FakeEngine, FakeEngineProcess, fake_config
+from tests.fakes.standstill import stand_still
 
 FRONTEND = """
 import asyncio, json, sys
@@ -74,7 +75,7 @@ def test_nothing_is_lost_while_the_frontend_stands_still(
         frontend_process(engine.target, 4000) as frontend,
     ):
         assert frontend.stdout is not None
-        frontend.send_signal(signal.SIGSTOP)
+        stand_still(frontend.pid)
         sessions_now = list(engine.server._streams.sessions.all())
         (session,) = [each for each in sessions_now if each.streams]
         bases: set[int] = set()
@@ -112,7 +113,7 @@ async def test_a_session_the_engine_has_buried_is_opened_again_and_its_streams_g
     ):
         assert frontend.stdout is not None
         # Silent for longer than its session lives.
-        frontend.send_signal(signal.SIGSTOP)
+        stand_still(frontend.pid)
         wait_until(lambda: peer.stats().num_sessions == 0, "the session is buried")
         frontend.send_signal(signal.SIGCONT)
         tokens = json.loads(await asyncio.to_thread(frontend.stdout.readline))

@@ -62,7 +62,7 @@ async def test_over_an_engine_that_was_killed_and_started_again(tiny: TinyModel)
     with RealEngine(*tiny.flags, step_s=STEP_S) as engine, RealFrontend(engine.target) as frontend:
         epoch = epoch_of(engine.target)
         caught = await catch_in_the_middle(
-            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.signal
+            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.pid
         )
         engine.kill()
         await asyncio.to_thread(engine.start)
@@ -80,7 +80,7 @@ async def test_over_an_engine_that_the_supervisor_starts_again(
     with RealServe(*flags, step_s=STEP_S) as serve:
         engine = serve.engine()
         caught = await catch_in_the_middle(
-            tiny.cases, serve.http, serve.grpc, tiny.expected, engine.send_signal
+            tiny.cases, serve.http, serve.grpc, tiny.expected, engine.pid
         )
         if blow == signal.SIGKILL:
             engine.kill()
@@ -97,7 +97,7 @@ async def test_over_a_delta_socket_that_was_cut(tiny: TinyModel, wire: str) -> N
     with RealEngine(*flags, step_s=STEP_S) as engine, RealFrontend(engine.target) as frontend:
         epoch = epoch_of(engine.target)
         caught = await catch_in_the_middle(
-            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.signal
+            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.pid
         )
         engine.signal(signal.SIGCONT)
         engine.cut()
@@ -126,9 +126,7 @@ async def test_a_real_model_s_streams_over_an_engine_that_the_supervisor_starts_
         undisturbed = CaughtStreams(cases, serve.http, serve.grpc)
         expected = await asyncio.wait_for(undisturbed.answers, LIMIT_S)
         engine = serve.engine()
-        caught = await catch_in_the_middle(
-            cases, serve.http, serve.grpc, expected, engine.send_signal
-        )
+        caught = await catch_in_the_middle(cases, serve.http, serve.grpc, expected, engine.pid)
         engine.kill()
         answers = await finish(caught)
         for name, answer in answers.items():
@@ -144,7 +142,7 @@ async def test_past_the_timeout_each_stream_ends_unavailable_with_what_it_had(
         RealFrontend(engine.target, "--failover-timeout=2") as frontend,
     ):
         caught = await catch_in_the_middle(
-            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.signal
+            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.pid
         )
         engine.kill()
         answers = await finish(caught)
@@ -168,7 +166,7 @@ async def test_nothing_is_lost_while_the_frontend_stands_still_for_ten_seconds(
     with RealEngine(*tiny.flags, step_s=STEP_S) as engine, RealFrontend(engine.target) as frontend:
         epoch = epoch_of(engine.target)
         caught = await catch_in_the_middle(
-            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.signal
+            tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.pid
         )
         frontend.signal(signal.SIGSTOP)
         engine.signal(signal.SIGCONT)
@@ -186,7 +184,7 @@ async def test_the_blocks_of_a_dead_frontend_come_back_after_the_session_timeout
     with RealEngine(*flags, step_s=STEP_S) as engine, WirePeer(engine.target) as peer:
         with RealFrontend(engine.target) as frontend:
             caught = await catch_in_the_middle(
-                tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.signal
+                tiny.cases, frontend.http, frontend.grpc, tiny.expected, engine.pid
             )
             engine.signal(signal.SIGCONT)
             frontend.kill()

@@ -31,13 +31,8 @@ async def stopped_in_the_middle(
         RealEngine(*tiny.flags, step_s=STEP_S) as two,
         RealFrontend(f"{one.target},{two.target}") as frontend,
     ):
-
-        def to_both(number: int) -> None:
-            one.signal(number)
-            two.signal(number)
-
         caught = await catch_in_the_middle(
-            tiny.cases, frontend.http, frontend.grpc, tiny.expected, to_both
+            tiny.cases, frontend.http, frontend.grpc, tiny.expected, one.pid, two.pid
         )
         yield one, two, frontend, caught
 
