@@ -228,7 +228,10 @@ class AnswerParser:
         self._tools: ToolParser | None = None
         if format_.tool_parser is not None:
             self._tools = format_.tool_parser(
-                format_.use.callable_tools, format_.hidden, format_.make_call_id
+                format_.use.callable_tools,
+                format_.hidden,
+                format_.make_call_id,
+                only_these=bool(format_.use.allowed),
             )
         # Of the last call, as far as they have come.
         self._arguments: list[str] = []

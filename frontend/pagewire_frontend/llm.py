@@ -211,8 +211,8 @@ class LLM:
             continue_final_message: go on with the last message.
             chat_template_kwargs: more variables for the template.
             tools: definitions for the template, OpenAI-shaped.
-            tool_choice: "none", "auto", "required" or a named function, as over HTTP; needs
-                `parse_answer`.
+            tool_choice: "none", "auto", "required", a named function or some allowed ones, as over
+                HTTP; needs `parse_answer`.
             parallel_tool_calls: False: one call at most; needs `parse_answer`.
             fit_max_tokens: False: `max_tokens` may cut the calls that `tool_choice` demands. Of
                 other constraints `StructuredOutput` says it.
@@ -245,7 +245,7 @@ class LLM:
             with naming(f"conversation {n}"):
                 rendered = generation.render_chat(
                     conversation,
-                    tools=tools,
+                    tools=use.shown_tools if parse_answer else tools,
                     chat_template=chat_template,
                     chat_template_kwargs=chat_template_kwargs,
                     add_generation_prompt=add_generation_prompt,

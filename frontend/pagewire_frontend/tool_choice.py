@@ -31,9 +31,10 @@ class ToolUse:
     """The tools of one chat.
 
     Attributes:
-        tools: OpenAI-shaped definitions, as the client sent them: the template shows them all.
+        tools: OpenAI-shaped definitions, as the client sent them.
         choice: whether they are called.
         name: of the tool to call, with ToolChoice.NAMED.
+        allowed: names of those that may be called, with AUTO and REQUIRED; none: all may.
         parallel: an answer may have several calls.
         fit_max_tokens: a call that is demanded is brought to its end before `max_tokens` cuts it.
     """
@@ -41,6 +42,7 @@ class ToolUse:
     tools: tuple[ToolDefinition, ...] = ()
     choice: ToolChoice = ToolChoice.NONE
     name: str = ""
+    allowed: frozenset[str] = frozenset()
     parallel: bool = True
     fit_max_tokens: bool = True
 
@@ -56,7 +58,16 @@ class ToolUse:
             return ()
         if self.choice is ToolChoice.NAMED:
             return tuple(tool for tool in self.tools if tool["function"]["name"] == self.name)
+        if self.allowed:
+            return tuple(tool for tool in self.tools if tool["function"]["name"] in self.allowed)
         return self.tools
+
+    @property
+    def shown_tools(self) -> tuple[ToolDefinition, ...]:
+        """Those that the template is given. All, where the answer is held to the choice: prompts
+        that differ in it alone then begin alike, and are found in the prefix cache. But a model
+        that is free calls what it sees, so it sees what it may call."""
+        return self.callable_tools if self.choice is ToolChoice.AUTO else self.tools
 
 
 def tool_use(
@@ -66,8 +77,9 @@ def tool_use(
 
     Args:
         tools: definitions.
-        tool_choice: "none", "auto", "required" or `{"type": "function", "function": {"name": N}}`.
-            None: auto where there are tools.
+        tool_choice: "none", "auto", "required", `{"type": "function", "function": {"name": N}}` or
+            `{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools":
+            [{"type": "function", "function": {"name": N}}]}}`. None: auto where there are tools.
         parallel_tool_calls: None: true.
 
     Raises:
@@ -79,12 +91,15 @@ def tool_use(
         return replace(use, choice=ToolChoice.AUTO if checked else ToolChoice.NONE)
     if isinstance(tool_choice, str):
         return _by_word(use, tool_choice)
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+        return _by_list(use, tool_choice.get("allowed_tools"))
     function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or tool_choice.get("type") != "function":
         raise InvalidArgumentError(
             "tool_choice",
-            "must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}",
+            "must be 'none', 'auto', 'required', {'type': 'function', 'function': {'name': ...}} "
+            "or {'type': 'allowed_tools', 'allowed_tools': {'mode': ..., 'tools': [...]}}",
         )
     return named_tool(use, name)
 
@@ -94,6 +109,23 @@ def named_tool(use: ToolUse, name: str) -> ToolUse:
     if all(tool["function"]["name"] != name for tool in use.tools):
         raise InvalidArgumentError("tool_choice", f"{name!r} is none of the tools")
     return replace(use, choice=ToolChoice.NAMED, name=name)
+
+
+def among(use: ToolUse, allowed: Mapping[str, str]) -> ToolUse:
+    """The same, with calls of some of the tools alone.
+
+    Args:
+        use: of a choice that may call.
+        allowed: the names of those, and what the client calls the place of each.
+
+    Raises:
+        InvalidArgumentError: one is none of the tools.
+    """
+    names = {tool["function"]["name"] for tool in use.tools}
+    for name, where in allowed.items():
+        if name not in names:
+            raise InvalidArgumentError(where, f"{name!r:.140} is none of the tools")
+    return replace(use, allowed=frozenset(allowed))
 
 
 def fitting(use: ToolUse, fit_max_tokens: bool | None) -> ToolUse:
@@ -179,6 +211,31 @@ def _by_word(use: ToolUse, word: str) -> ToolUse:
     if choice is ToolChoice.REQUIRED:
         raise InvalidArgumentError("tool_choice", "'required' needs tools")
     return use
+
+
+def _by_list(use: ToolUse, choice: Any) -> ToolUse:
+    where = "tool_choice.allowed_tools"
+    if not isinstance(choice, Mapping):
+        raise InvalidArgumentError(where, "must be an object with mode and tools")
+    mode, listed = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        raise InvalidArgumentError(
+            f"{where}.mode", f"must be 'auto' or 'required', not {mode!r:.40}"
+        )
+    if not isinstance(listed, list) or not listed:
+        raise InvalidArgumentError(f"{where}.tools", "must be a list of at least one tool")
+    check_count(f"{where}.tools", listed, MAX_TOOLS)
+    allowed: dict[str, str] = {}
+    for index, tool in enumerate(listed):
+        place = f"{where}.tools[{index}]"
+        if not isinstance(tool, Mapping) or tool.get("type") != "function":
+            raise InvalidArgumentError(f"{place}.type", "must be 'function'")
+        function = tool.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"{place}.function.name", "must name one of the tools")
+        allowed.setdefault(name, f"{place}.function.name")
+    return among(replace(use, choice=ToolChoice(mode)), allowed)
 
 
 def _checked_tools(tools: Sequence[Any]) -> tuple[ToolDefinition, ...]:

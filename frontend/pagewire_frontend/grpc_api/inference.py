@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from pagewire_frontend.grpc_api.write_guard import WriteGuard
 from pagewire_frontend.request_ids import check_request_id
 from pagewire_frontend.serving import Serving
 from pagewire_frontend.tokenizer import Tokenizer
+from pagewire_frontend.tool_choice import ToolDefinition
 from pagewire_frontend.tracing import phase
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -98,7 +99,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         self, request: inference_pb2.RenderChatRequest, context: Context
     ) -> inference_pb2.RenderChatResponse:
         generation = await self._serving.generation.find_model(request.model)
-        rendered = await self._render(generation, request)
+        tools = requests.tool_definitions(request.tools)
+        rendered = await self._render(generation, request, tools)
         response = inference_pb2.RenderChatResponse(
             prompt=rendered.prompt, token_ids=rendered.token_ids
         )
@@ -257,7 +259,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         request_id = check_request_id(request.request_id)
         params = requests.sampling_params(request, self._defaults())
         use = requests.tool_use_of(request)
-        rendered = await self._render(generation, request)
+        rendered = await self._render(generation, request, use.shown_tools)
         return GenerationRequest(
             request_id=request_id,
             model=generation.model_name,
@@ -284,12 +286,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):  # type: ignore[m
         self,
         generation: Generation,
         request: inference_pb2.ChatRequest | inference_pb2.RenderChatRequest,
+        tools: Sequence[ToolDefinition],
     ) -> RenderedChat:
         with renaming(_CHAT_FIELDS), phase("render_chat"):
             return await generation.rendered_chat(
                 requests.chat_messages(request.messages),
                 num_bytes=request.ByteSize(),
-                tools=requests.tool_definitions(request.tools),
+                tools=tools,
                 **requests.template_arguments(request.template_params),
             )
 

@@ -30,7 +30,7 @@ from pagewire_frontend.generation_types import (
     GenerationRequest,
 )
 from pagewire_frontend.request_ids import check_request_id
-from pagewire_frontend.tool_choice import ToolUse, fitting, named_tool, tool_use
+from pagewire_frontend.tool_choice import ToolUse, among, fitting, named_tool, tool_use
 
 _CHOICES = {
     inference_pb2.ToolChoice.MODE_UNSPECIFIED: None,
@@ -161,8 +161,8 @@ def template_arguments(params: inference_pb2.ChatTemplateParams) -> dict[str, An
     }
 
 
-def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]] | None:
-    """Tools in OpenAI's shape, as chat templates want them; None for none."""
+def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]]:
+    """Tools in OpenAI's shape, as chat templates want them."""
     check_count("tools", tools, MAX_TOOLS)
     converted = []
     for index, tool in enumerate(tools):
@@ -178,7 +178,7 @@ def tool_definitions(tools: Iterable[inference_pb2.Tool]) -> list[dict[str, Any]
         if tool.strict:
             function["strict"] = True
         converted.append({"type": "function", "function": function})
-    return converted or None
+    return converted
 
 
 def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
@@ -196,8 +196,18 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
         raise InvalidArgumentError("tool_choice.mode", f"{choice.mode} is none of its values")
     else:
         use = tool_use(tools, _CHOICES[choice.mode], parallel)
+    if choice.allowed_names:
+        use = _among_named(use, choice)
     with renaming({"fit_max_tokens": "tool_choice.fit_max_tokens"}):
         return fitting(use, choice.fit_max_tokens if choice.HasField("fit_max_tokens") else None)
+
+
+def _among_named(use: ToolUse, choice: inference_pb2.ToolChoice) -> ToolUse:
+    where = "tool_choice.allowed_names"
+    check_count(where, choice.allowed_names, MAX_TOOLS)
+    if choice.WhichOneof("choice") == "name" or choice.mode == choice.MODE_NONE:
+        raise InvalidArgumentError(where, "needs a mode that leaves a choice: auto or required")
+    return among(use, {name: f"{where}[{n}]" for n, name in enumerate(choice.allowed_names)})
 
 
 def _parameters(where: str, tool: inference_pb2.Tool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     use = fitting(use, body.calls_fit_max_tokens)
     with phase("render_chat"):
-        rendered = await rendered_chat(generation, request, body.messages, body, use.tools)
+        rendered = await rendered_chat(generation, request, body.messages, body, use.shown_tools)
     return GenerationRequest(
         request_id=request.state.request_id,
         model=generation.model_name,

@@ -30,6 +30,7 @@ _CHAT_NAMES = {
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
+_ALLOWED_TOOLS = "tool_choice.allowed_tools"  # one level deeper in a chat
 # OpenAI's limits.
 _MOST_METADATA = 16
 _LONGEST_KEY = 64
@@ -155,6 +156,8 @@ class ResponsesBody(BaseModel):
         if field.startswith("response_format"):
             rest = field.removeprefix("response_format").removeprefix(".json_schema")
             return f"text.format{rest}"
+        if field.startswith(_ALLOWED_TOOLS):
+            field = field.replace(_ALLOWED_TOOLS, "tool_choice", 1)
         return _CHAT_NAMES.get(field, field).replace(".function.", ".")
 
     def _check(self) -> None:
@@ -322,12 +325,28 @@ def _chat_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _chat_tool_choice(choice: Any) -> Any:
     if not isinstance(choice, Mapping):
         return choice
+    if choice.get("type") == "allowed_tools":
+        return {"type": "allowed_tools", "allowed_tools": _chat_allowed_tools(choice)}
     if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
         raise InvalidArgumentError(
             "tool_choice",
-            "must be 'none', 'auto', 'required' or {'type': 'function', 'name': ...}",
+            "must be 'none', 'auto', 'required', {'type': 'function', 'name': ...} or "
+            "{'type': 'allowed_tools', 'mode': ..., 'tools': [...]}",
         )
     return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _chat_allowed_tools(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    # What is wrong in it is refused where chats refuse it.
+    tools = choice.get("tools")
+    if isinstance(tools, list):
+        tools = [
+            {"type": tool.get("type"), "function": {"name": tool.get("name")}}
+            if isinstance(tool, Mapping)
+            else tool
+            for tool in tools
+        ]
+    return {"mode": choice.get("mode"), "tools": tools}
 
 
 def _chat_response_format(text_format: Any) -> Any:

@@ -34,6 +34,7 @@ class ToolParser(ABC):
         tools: OpenAI-shaped definitions.
         hidden: those of the format's markers that are control tokens, which no content shows.
         make_id: makes the calls' ids; None: as the format has them.
+        only_these: a call of another tool is none.
 
     Attributes:
         openers: texts that begin a call, or several.
@@ -54,11 +55,14 @@ class ToolParser(ABC):
         tools: Sequence[Mapping[str, Any]],
         hidden: Collection[str] = frozenset(),
         make_id: Callable[[], str] | None = None,
+        *,
+        only_these: bool = False,
     ) -> None:
         self._schemas: dict[str, Schema] = {
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
         }
         self._hidden = frozenset(hidden)
+        self._only_these = only_these
         self._reader = TextReader()
         self._out = AnswerPieces(make_id or type(self).make_id)
         self._in_call = False
@@ -127,7 +131,13 @@ class ToolParser(ABC):
         reader.forget()
 
     def _begin(self, name: str) -> None:
-        """The call is one: nobody will go back."""
+        """The call is one: nobody will go back.
+
+        Raises:
+            MalformedError: of a tool that it may not be of.
+        """
+        if self._only_these and name not in self._schemas:
+            raise MalformedError
         self._out.begin(name)
         self._in_call = True
         self._reader.forget()

@@ -229,7 +229,7 @@ class Tool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., parameters_json: _Optional[str] = ..., strict: _Optional[bool] = ...) -> None: ...
 
 class ToolChoice(_message.Message):
-    __slots__ = ("mode", "name", "fit_max_tokens")
+    __slots__ = ("mode", "name", "fit_max_tokens", "allowed_names")
     class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MODE_UNSPECIFIED: _ClassVar[ToolChoice.Mode]
@@ -243,10 +243,12 @@ class ToolChoice(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FIT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_NAMES_FIELD_NUMBER: _ClassVar[int]
     mode: ToolChoice.Mode
     name: str
     fit_max_tokens: bool
-    def __init__(self, mode: _Optional[_Union[ToolChoice.Mode, str]] = ..., name: _Optional[str] = ..., fit_max_tokens: _Optional[bool] = ...) -> None: ...
+    allowed_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode: _Optional[_Union[ToolChoice.Mode, str]] = ..., name: _Optional[str] = ..., fit_max_tokens: _Optional[bool] = ..., allowed_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments", "index")

@@ -409,3 +409,23 @@ def test_a_choice_of_tools_needs_an_answer_that_is_taken_apart(calling_llm: LLM)
         calling_llm.chat(hello, tools=[NOW], tool_choice="required", use_tqdm=False)
     with pytest.raises(InvalidArgumentError, match="two tools"):
         calling_llm.chat(hello, tools=[NOW, NOW], parse_answer=True, use_tqdm=False)
+
+
+def test_some_of_the_tools_may_be_allowed(calling_llm: LLM) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    found = []
+    for name in ("now", "other"):
+        function = {"type": "function", "function": {"name": name}}
+        choice = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [function]},
+        }
+        (answer,) = calling_llm.chat(
+            [{"role": "user", "content": "Time?"}],
+            tools=[NOW, other],
+            tool_choice=choice,
+            parse_answer=True,
+            use_tqdm=False,
+        )
+        found.append((len(answer.outputs[0].tool_calls), "<tool_call>" in answer.outputs[0].text))
+    assert found == [(1, False), (0, True)]
