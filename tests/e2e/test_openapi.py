@@ -84,7 +84,7 @@ def test_requests_of_every_kind_are_answered_as_described(
 
 
 @schema.include(
-    path_regex="^/(v1/)?(embeddings|pooling|classify|score|rerank|tokenize)$"
+    path_regex="^/(v[12]/)?(embeddings|pooling|classify|score|rerank|tokenize)$"
 ).parametrize()
 @settings(max_examples=4)
 def test_requests_for_vectors_are_answered_by_models_that_pool(
@@ -95,7 +95,8 @@ def test_requests_for_vectors_are_answered_by_models_that_pool(
 
 async def test_every_route_is_in_the_document() -> None:
     paths = (await document())["paths"]
-    for path in ("/v1/responses", "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/rerank",
+    for path in ("/v1/responses", "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score",
+                 "/rerank", "/v1/rerank", "/v2/rerank",
                  "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):  # fmt: skip
         assert "post" in paths[path]
     assert set(paths["/v1/responses/{response_id}"]) == {"get", "delete"}

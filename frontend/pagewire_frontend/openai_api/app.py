@@ -21,7 +21,12 @@ from pagewire_frontend.openai_api.chat_completions import create_chat_completion
 from pagewire_frontend.openai_api.completions import create_completion
 from pagewire_frontend.openai_api.errors import error_body, error_response
 from pagewire_frontend.openai_api.middleware import BodyLimitMiddleware, RequestIdMiddleware
-from pagewire_frontend.openai_api.openapi import Operation, openapi_document
+from pagewire_frontend.openai_api.openapi import (
+    RERANK_PATHS,
+    SCORE_PATHS,
+    Operation,
+    openapi_document,
+)
 from pagewire_frontend.openai_api.requests import (
     ChatBody,
     CompletionBody,
@@ -136,8 +141,11 @@ def create_app(serving: Serving) -> ASGIApp:
     route("POST", "/v1/embeddings", embeddings, EmbeddingBody)
     route("POST", "/pooling", pooling, PoolingBody)
     route("POST", "/classify", classify, ClassifyBody)
-    route("POST", "/score", score, ScoreBody)
-    route("POST", "/v1/rerank", rerank, RerankBody)
+    # Each client has its own idea of the version: vLLM's, Jina's and Cohere's (also its v2).
+    for path in SCORE_PATHS:
+        route("POST", path, score, ScoreBody)
+    for path in RERANK_PATHS:
+        route("POST", path, rerank, RerankBody)
     route("GET", "/v1/models", models, None)
     route("GET", "/v1/models/{name:path}", model, None)
     route("GET", "/health", health, None)

@@ -13,6 +13,8 @@ import pagewire
 from pagewire.pooling import Task
 from pagewire_frontend.openai_api.item_pages import DEFAULT_ITEMS, MOST_ITEMS, ORDERS
 
+SCORE_PATHS = ("/score", "/v1/score")
+RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank")
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -252,8 +254,8 @@ _ANSWER_OF = {
     ("POST", "/v1/embeddings"): "Embeddings",
     ("POST", "/pooling"): "Vectors",
     ("POST", "/classify"): "Classes",
-    ("POST", "/score"): "Scores",
-    ("POST", "/v1/rerank"): "Ranking",
+    **{("POST", path): "Scores" for path in SCORE_PATHS},
+    **{("POST", path): "Ranking" for path in RERANK_PATHS},
     ("GET", "/v1/models"): "ModelList",
     ("GET", "/v1/models/{name}"): "Model",
     ("GET", "/health"): "Health",

@@ -75,7 +75,7 @@ class ClassifyBody(InputBody):
 
 
 class ScoreBody(PooledBody):
-    """`POST /score`."""
+    """`POST /score` and `/v1/score`."""
 
     text_1: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     text_2: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
@@ -83,7 +83,7 @@ class ScoreBody(PooledBody):
 
 
 class RerankBody(PooledBody):
-    """`POST /v1/rerank`."""
+    """`POST /rerank`, `/v1/rerank` and `/v2/rerank`."""
 
     refused: ClassVar[Refused] = IN_RERANKING
 

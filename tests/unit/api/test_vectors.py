@@ -327,6 +327,42 @@ async def test_bad_rerank_requests_are_refused_by_name(
     assert error_of(await post(http, "/v1/rerank", **body))["param"] == field
 
 
+@pytest.mark.parametrize(
+    ("path", "other", "key"),
+    [
+        ("/score", "/v1/score", "data"),
+        ("/v1/rerank", "/rerank", "results"),
+        ("/v1/rerank", "/v2/rerank", "results"),
+    ],
+)
+async def test_routes_of_other_names_are_the_same(path: str, other: str, key: str) -> None:
+    config = {"api_key": "k", "max_request_bytes": 1024}
+    engine = embedder()
+    serving = await serving_of(engine, **config)
+    told: list[Any] = []
+    async with http_client(serving) as http:
+        for each in (path, other):
+            assert (await post(http, each, **ROUTES[each])).status_code == 401
+            assert (await http.get(each, headers={"Authorization": "Bearer k"})).status_code == 405
+            http.headers["Authorization"] = "Bearer k"
+            document = (await http.get("/openapi.json")).json()["paths"][each]["post"]
+            long = await post(http, each, **ROUTES[each], user="x" * 1024)
+            answer = (await post(http, each, **ROUTES[each])).json()
+            counted = [
+                line
+                for line in (await http.get("/metrics")).text.splitlines()
+                if line.startswith("pagewire_prompt_tokens_total")
+            ]
+            told.append(
+                (document["requestBody"], document["responses"], long.status_code, answer[key])
+            )
+            assert counted
+            assert float(counted[0].split()[-1]) == len(told) * 2
+            del http.headers["Authorization"]
+    assert told[0] == told[1]
+    assert told[0][2] == 413
+
+
 # What a model can't do ---------------------------------------------------------------------------
 
 ROUTES = {
@@ -334,7 +370,10 @@ ROUTES = {
     "/pooling": {"input": "a"},
     "/classify": {"input": "a"},
     "/score": {"text_1": "a", "text_2": "b"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/rerank": {"query": "a", "documents": ["b"]},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/rerank": {"query": "a", "documents": ["b"]},
 }
 
 
