@@ -156,6 +156,8 @@ class Admission:
     def _complete(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
         rest = self._max_model_len - prompt_length
         max_tokens = rest if params.max_tokens is None else params.max_tokens
+        if max_tokens < 1:
+            raise InvalidArgumentError("max_tokens", "must be at least 1: a step samples a token")
         if max_tokens > rest:
             raise InvalidArgumentError(
                 "max_tokens",

@@ -300,6 +300,10 @@ class Generation:
             token_ids += request.answer.prompt_end
             params = request.answer.held_to(params)
         params = self.resolve(params, len(token_ids), request.default_max_tokens)
+        prompt_only = request.prompt_only or params.max_tokens == 0
+        if prompt_only:
+            # An engine's last step for a prompt samples a token: it is produced, and told nobody.
+            params = replace(params, max_tokens=1, best_of=None, logprobs=None)
         request_id = request.request_id or f"gen-{secrets.token_hex(8)}"
         key = (request.tenant, request_id)
         if key in self._live:
@@ -332,7 +336,9 @@ class Generation:
             if request.answer is not None:
                 request.answer.name_constraint(error)
             raise
-        return RunningGeneration(self, key, stream, engine_request, params, request.answer)
+        return RunningGeneration(
+            self, key, stream, engine_request, params, request.answer, prompt_only=prompt_only
+        )
 
     async def _submit(self, request: EngineRequest) -> tuple[TokenStream, EngineRequest]:
         """Hands a request over; once more where its adapter has been replaced since it was known

@@ -39,6 +39,7 @@ class GenerationRequest:
         text_version: of the adapter's own tokenizer and template, where they made the prompt (see
             Generation.text_version); None: the prompt does not depend on them.
         answer: how the text is taken apart; None: it is passed on as it is.
+        prompt_only: nothing is to be produced. With `max_tokens` 0 so it is anyway.
         whole: its updates are read for the end alone: see EngineRequest.
     """
 
@@ -53,6 +54,7 @@ class GenerationRequest:
     priority: int = 0
     text_version: str | None = None
     answer: AnswerFormat | None = None
+    prompt_only: bool = False
     whole: bool = False
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pagewire.errors import PagewireError
+from pagewire.outputs import FinishReason
 from pagewire.sampling_params import SamplingParams
 from pagewire_frontend.answer_format import AnswerFormat, AnswerParser
 from pagewire_frontend.best_of import ENGINE_FIELD_NAMES, BestOf
@@ -37,6 +38,8 @@ class RunningGeneration:
         request: EngineRequest,
         params: SamplingParams,
         answer: AnswerFormat | None,
+        *,
+        prompt_only: bool = False,
     ) -> None:
         self.request_id = key[1]
         self.prompt_token_ids = request.prompt_token_ids
@@ -60,10 +63,11 @@ class RunningGeneration:
             )
             for index in range(params.n)
         ]
+        self._prompt_only = prompt_only
         self._answer = answer
         self._answers: dict[int, AnswerParser] = {}
         self._budget: ReasoningBudget | None = None
-        if answer is not None and answer.thinking_token_budget is not None:
+        if answer is not None and answer.thinking_token_budget is not None and not prompt_only:
             self._budget = ReasoningBudget(answer, params)
         self._unfinished = params.n
         self._next_prompt_position = 1
@@ -123,7 +127,10 @@ class RunningGeneration:
                 text_delta = sequence.advance(delta)
             else:
                 text_delta = self._budget.advance(sequence, delta)
-            if text_delta.token_ids or sequence.finished:
+            if self._prompt_only:
+                if sequence.finished:
+                    update.deltas.append(_end_alone(text_delta))
+            elif text_delta.token_ids or sequence.finished:
                 update.deltas.append(text_delta)
             if delta.times is not None:
                 self._times.take(delta.times, is_end=delta.finish_reason is not None)
@@ -185,3 +192,11 @@ class RunningGeneration:
     def _end(self) -> None:
         self._ended = True
         self._generation.forget(self._key)
+
+
+def _end_alone(delta: TextDelta) -> TextDelta:
+    """That a sequence has ended, and nothing of what it produced."""
+    reason = delta.finish_reason
+    if reason is FinishReason.STOP:
+        reason = FinishReason.LENGTH
+    return TextDelta(delta.index, "", [], finish_reason=reason)

@@ -46,7 +46,8 @@ class SamplingParams:
         stop_token_ids: ids that end a sequence; at most 1024.
         ignore_eos: go on past the model's end-of-sequence ids.
         min_tokens: no stop of any kind before this many tokens.
-        max_tokens: upper bound on produced tokens. None: the rest of the context.
+        max_tokens: upper bound on produced tokens. None: the rest of the context. 0: none, where
+            `prompt_logprobs` are all that is wanted.
         logprobs: alternatives to report for each produced token, 0 to 20. None: no log
             probabilities.
         prompt_logprobs: the same for the prompt's tokens.
@@ -165,7 +166,13 @@ class SamplingParams:
             raise InvalidArgumentError(
                 "stop", f"at most {MAX_STOP_CHARACTERS} characters a string are allowed"
             )
-        if self.max_tokens is not None and self.max_tokens < 1:
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidArgumentError(
+                "max_tokens",
+                "must be at least 1, not 0: that is for the log probabilities of a prompt alone, "
+                "and needs prompt_logprobs (or echo, in /v1/completions)",
+            )
+        if self.max_tokens is not None and self.max_tokens < 0:
             raise InvalidArgumentError("max_tokens", f"must be at least 1, not {self.max_tokens}")
         if self.min_tokens < 0:
             raise InvalidArgumentError("min_tokens", f"must not be negative ({self.min_tokens})")

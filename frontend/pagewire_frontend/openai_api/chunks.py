@@ -87,11 +87,11 @@ class ChunkFormat:
                 fields["prompt_token_ids"] = prompt_token_ids
         return self._choice_heads[index] + orjson.dumps(fields)[1:] + tail + self._end
 
-    def usage(self, usage: Usage, completion_tokens: int | None = None) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """The chunk before `[DONE]`, where it was asked for; else nothing."""
         if not self._include_usage:
             return b""
-        block = orjson.dumps(usage_block(usage, completion_tokens))
+        block = orjson.dumps(usage_block(usage))
         metrics = orjson.dumps(metrics_block(usage))
         return self._head + b'],"usage":' + block + b',"metrics":' + metrics + b"}\n\n"
 
@@ -116,9 +116,9 @@ def whole_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def usage_block(usage: Usage, completion_tokens: int | None = None) -> dict[str, Any]:
-    """OpenAI's `usage`. `completion_tokens` stands in for what was counted."""
-    completion = usage.completion_tokens if completion_tokens is None else completion_tokens
+def usage_block(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`."""
+    completion = usage.completion_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": completion,

@@ -12,7 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pagewire.outputs import FinishReason, PositionLogprobs
+from pagewire.outputs import PositionLogprobs
 from pagewire_frontend.faults import renaming
 from pagewire_frontend.finished import FinishedSequence
 from pagewire_frontend.generation import Generation
@@ -91,6 +91,7 @@ def _generation_requests(
             add_special_tokens=body.add_special_tokens is not False,
             tenant=tenant,
             priority=body.priority or 0,
+            prompt_only=body.prompt_only,
         )
         for index, prompt in enumerate(prompts)
     ]
@@ -113,7 +114,6 @@ class _CompletionReply:
         self._num_prompt_logprobs = body.prompt_logprobs
         self._tokenizer = serving.generation.for_model(requests[0].model).tokenizer_or_none
         self._with_token_ids = bool(body.return_token_ids)
-        self._prompt_only = body.prompt_only
         self._echoes: list[Echo | None] = [None] * len(requests)
         if body.echo:
             tokenizer = serving.generation.for_model(requests[0].model).tokenizer
@@ -147,14 +147,15 @@ class _CompletionReply:
     async def _write(self, position: int, emit: Emit) -> None:
         echo = self._echoes[position]
         first = position * self._n
-        plain = self._num_logprobs is None and not self._with_token_ids and not self._prompt_only
+        plain = self._num_logprobs is None and not self._with_token_ids
         text = self._format.text
         prompt_positions: list[PositionLogprobs] = []
         events = self._prompt_ids_events(position) if self._with_token_ids else []
         async for update in self._generations[position]:
             prompt_positions.extend(update.prompt_logprobs)
-            if echo is not None and any(delta.token_ids for delta in update.deltas):
-                # The prompt's log probabilities are complete once there is a first token.
+            if echo is not None and update.deltas:
+                # The prompt's log probabilities are complete once there is a first token, or an
+                # end without any.
                 events += [
                     self._echo_event(first + index, echo, prompt_positions)
                     for index in range(self._n)
@@ -193,10 +194,6 @@ class _CompletionReply:
 
     def _detailed(self, first: int, delta: TextDelta, echo: Echo | None) -> list[bytes]:
         finish_reason, stop_reason = delta.finish_reason, delta.stop_reason
-        if self._prompt_only:
-            if finish_reason is None:
-                return []
-            return [self._format.choice(first + delta.index, "", finish_reason=FinishReason.LENGTH)]
         if not (delta.text or delta.token_ids or finish_reason is not None):
             return []
         logprobs = None
@@ -216,10 +213,7 @@ class _CompletionReply:
 
     def closing(self) -> bytes:
         """The usage chunk, where it was asked for."""
-        return self._format.usage(total_usage(self._generations), self._completion_tokens())
-
-    def _completion_tokens(self) -> int | None:
-        return 0 if self._prompt_only else None
+        return self._format.usage(total_usage(self._generations))
 
     async def whole(self) -> bytes:
         """The whole answer's JSON."""
@@ -235,7 +229,7 @@ class _CompletionReply:
                 "created": self._created,
                 "model": self._model,
                 "choices": choices,
-                "usage": usage_block(usage, self._completion_tokens()),
+                "usage": usage_block(usage),
                 "metrics": metrics_block(usage),
             }
         )
@@ -259,9 +253,6 @@ class _CompletionReply:
         echo = self._echoes[position]
         prompt_text = "" if echo is None else echo.text
         reason = sequence.finish_reason
-        if self._prompt_only:
-            sequence = FinishedSequence(sequence.index)
-            reason = FinishReason.LENGTH
         logprobs = None
         if self._num_logprobs is not None:
             logprobs = CompletionLogprobs(self._num_logprobs)

@@ -42,7 +42,8 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompt_only(self) -> bool:
-        """Whether only the prompt's log probabilities are wanted (echo with max_tokens=0)."""
+        """Whether the prompt alone is wanted back (echo with max_tokens=0), be it without log
+        probabilities."""
         return bool(self.echo) and self.max_tokens == 0
 
     def completion_sampling_params(self, defaults: SamplingParams) -> SamplingParams:
@@ -57,7 +58,6 @@ class CompletionBody(SamplingBody):
             if self.echo:
                 changes["prompt_logprobs"] = max(self.logprobs, self._num_prompt_logprobs())
         if self.prompt_only:
-            # The engine always samples one; it is left out of the answer.
             return self.model_copy(update={"max_tokens": 1}).sampling_params(defaults, **changes)
         return self.sampling_params(defaults, **changes)
 
@@ -155,7 +155,9 @@ class ChatBody(SamplingBody):
             raise InvalidArgumentError(
                 "max_tokens", "differs from max_completion_tokens, its newer name: set one"
             )
-        if self.max_completion_tokens < 1:
+        if self.max_completion_tokens < 0 or (
+            self.max_completion_tokens == 0 and self.prompt_logprobs is None
+        ):
             raise InvalidArgumentError(
                 "max_completion_tokens", f"must be at least 1, not {self.max_completion_tokens}"
             )

@@ -32,6 +32,7 @@ from pagewire_engine.submission import SequencePast
         ("prompt_token_ids", "r", [1, 100], {}, []),
         ("prompt_token_ids", "r", [1] * 50, {}, []),
         ("max_tokens", "r", [1] * 10, {"max_tokens": 41}, []),
+        ("max_tokens", "r", [1], {"max_tokens": 0, "prompt_logprobs": 0}, []),
         ("min_tokens", "r", [1] * 10, {"min_tokens": 41}, []),
         ("stop_token_ids", "r", [1], {"stop_token_ids": (100,)}, []),
         ("logit_bias", "r", [1], {"logit_bias": {100: 1.0}}, []),
