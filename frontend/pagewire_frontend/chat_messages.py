@@ -9,6 +9,8 @@ from typing import Any
 from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import check_count
 from pagewire_frontend.compiled_template import CompiledTemplate
+from pagewire_frontend.faults import renaming
+from pagewire_frontend.legacy_messages import with_tool_calls
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_000
@@ -23,10 +25,10 @@ def prepare_messages(
 ) -> list[dict[str, Any]]:
     """Copies of the messages as the template wants them.
 
-    Content becomes a string or a list of parts, tool calls' arguments an object or JSON text, and
-    `developer` becomes `system` where the template does not know it. Null fields are left out:
-    many templates print or trip over them. But content that is null or missing becomes None for
-    the templates that take it, and "" for the others.
+    Content becomes a string or a list of parts, tool calls' arguments an object or JSON text,
+    function calls of old become tool calls, and `developer` becomes `system` where the template
+    does not know it. Null fields are left out: many templates print or trip over them. But content
+    that is null or missing becomes None for the templates that take it, and "" for the others.
 
     Raises:
         InvalidArgumentError: a message is not one, or has parts that are not text.
@@ -34,7 +36,9 @@ def prepare_messages(
     if not isinstance(messages, list) or not messages:
         raise InvalidArgumentError("messages", "must be a list of at least one message")
     check_count("messages", messages, MAX_MESSAGES)
-    return [_prepare(message, index, template) for index, message in enumerate(messages)]
+    messages, names = with_tool_calls(messages)
+    with renaming(names):
+        return [_prepare(message, index, template) for index, message in enumerate(messages)]
 
 
 def _prepare(message: dict[str, Any], index: int, template: CompiledTemplate) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _MOST_ITEMS = {
     "messages": MAX_MESSAGES,
     "input": MAX_MESSAGES,
     "tools": MAX_TOOLS,
+    "functions": MAX_TOOLS,
     "documents": MAX_PROMPTS,
     "stop": MAX_STOP_STRINGS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,

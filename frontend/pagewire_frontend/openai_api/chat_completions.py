@@ -16,15 +16,14 @@ from pagewire_frontend.metered_generation import MeteredGeneration
 from pagewire_frontend.openai_api.body_reading import read_body
 from pagewire_frontend.openai_api.chat_request import chat_request
 from pagewire_frontend.openai_api.chunks import (
-    FINISH_NAMES,
+    TOOL_CALLS,
     ChunkFormat,
-    call_delta,
     metrics_block,
     reasoning_fields,
     usage_block,
-    whole_call,
 )
 from pagewire_frontend.openai_api.event_stream import Emit, EventStream, unless_disconnected
+from pagewire_frontend.openai_api.legacy_functions import FUNCTION_CALL
 from pagewire_frontend.openai_api.logprobs import chat_logprobs
 from pagewire_frontend.openai_api.prompt_logprobs import prompt_logprobs
 from pagewire_frontend.openai_api.requests import ChatBody
@@ -81,6 +80,7 @@ class _ChatReply:
         self._prompt_token_ids = generation.prompt_token_ids if self._with_token_ids else None
         self._with_logprobs = bool(body.logprobs)
         self._is_plain_text = request.answer is None
+        self._calls = FUNCTION_CALL if body.functions else TOOL_CALLS
         self._id = f"chatcmpl-{request.request_id}"
         self._created = int(time.time())
         self._model = request.model
@@ -92,6 +92,7 @@ class _ChatReply:
             model=request.model,
             num_choices=self._num_choices,
             include_usage=self._include_usage,
+            finish_names=self._calls.finish_names,
         )
 
     async def write(self, emit: Emit) -> None:
@@ -137,9 +138,7 @@ class _ChatReply:
         if delta.text:
             events.append(self._format.text(index, delta.text))
         if delta.tool_calls:
-            events.append(
-                self._format.choice(index, {"tool_calls": list(map(call_delta, delta.tool_calls))})
-            )
+            events.append(self._format.choice(index, self._calls.delta(delta.tool_calls)))
         return events
 
     def _detailed(self, delta: TextDelta) -> bytes:
@@ -148,7 +147,7 @@ class _ChatReply:
         if delta.reasoning:
             fields |= reasoning_fields(delta.reasoning)
         if delta.tool_calls:
-            fields["tool_calls"] = list(map(call_delta, delta.tool_calls))
+            fields |= self._calls.delta(delta.tool_calls)
         return self._format.choice(
             delta.index,
             fields,
@@ -192,12 +191,12 @@ class _ChatReply:
             message |= reasoning_fields(sequence.reasoning)
         if sequence.tool_calls:
             message["content"] = sequence.text or None
-            message["tool_calls"] = list(map(whole_call, sequence.tool_calls))
+            message |= self._calls.whole(sequence.tool_calls)
         choice: dict[str, Any] = {
             "index": sequence.index,
             "message": message,
             "logprobs": chat_logprobs(sequence.logprobs) if self._with_logprobs else None,
-            "finish_reason": None if reason is None else FINISH_NAMES[reason],
+            "finish_reason": None if reason is None else self._calls.finish_names[reason],
             "stop_reason": sequence.stop_reason,
         }
         if self._with_token_ids:

@@ -12,7 +12,7 @@ from pagewire_frontend.generation import Generation
 from pagewire_frontend.generation_types import GenerationRequest
 from pagewire_frontend.openai_api.requests import ChatBody, TokenizeBody
 from pagewire_frontend.serving import Serving
-from pagewire_frontend.tool_choice import ToolDefinition, fitting, tool_use
+from pagewire_frontend.tool_choice import ToolDefinition, fitting
 from pagewire_frontend.tracing import phase
 
 
@@ -29,8 +29,7 @@ async def chat_request(serving: Serving, request: Request, body: ChatBody) -> Ge
     """
     generation = await serving.generation.find_model(body.model or "")
     params = body.chat_sampling_params(generation.model_info.default_sampling_params)
-    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    use = fitting(use, body.calls_fit_max_tokens)
+    use = fitting(body.tool_use(), body.calls_fit_max_tokens)
     with phase("render_chat"):
         rendered = await rendered_chat(generation, request, body.messages, body, use.shown_tools)
     return GenerationRequest(

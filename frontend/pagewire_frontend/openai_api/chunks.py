@@ -3,6 +3,8 @@ pydantic takes 5."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -18,6 +20,23 @@ FINISH_NAMES = {
     FinishReason.ERROR: "error",
     FinishReason.TOOL_CALLS: "tool_calls",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """How calls are told.
+
+    Attributes:
+        finish_names: of reasons.
+        delta: what is new of calls, as fields of a delta.
+        whole: calls, as fields of a message.
+    """
+
+    finish_names: Mapping[FinishReason, str]
+    delta: Callable[[Sequence[ToolCallDelta]], dict[str, Any]]
+    whole: Callable[[Sequence[ToolCall]], dict[str, Any]]
+
+
 _PLAIN = b',"logprobs":null,"finish_reason":null,"stop_reason":null}]'
 
 
@@ -30,6 +49,7 @@ class ChunkFormat:
         created: Unix time, seconds.
         num_choices: choice indexes below this will be asked for.
         include_usage: every chunk gets `"usage": null`, as OpenAI's do where the last has one.
+        finish_names: of reasons.
     """
 
     def __init__(
@@ -41,7 +61,9 @@ class ChunkFormat:
         model: str,
         num_choices: int,
         include_usage: bool,
+        finish_names: Mapping[FinishReason, str] = FINISH_NAMES,
     ) -> None:
+        self._finish_names = finish_names
         head = orjson.dumps(
             {"id": response_id, "object": object_name, "created": created, "model": model}
         )
@@ -74,7 +96,7 @@ class ChunkFormat:
         fields: dict[str, Any] = {
             "delta" if self._is_chat else "text": delta,
             "logprobs": logprobs,
-            "finish_reason": None if finish_reason is None else FINISH_NAMES[finish_reason],
+            "finish_reason": None if finish_reason is None else self._finish_names[finish_reason],
             "stop_reason": stop_reason,
         }
         if token_ids is not None:
@@ -102,18 +124,23 @@ def reasoning_fields(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def call_delta(call: ToolCallDelta) -> dict[str, Any]:
-    """One of a chunk's `tool_calls`."""
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
     if not call.name:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def whole_call(call: ToolCall) -> dict[str, Any]:
-    """One of a message's `tool_calls`."""
+def _whole_call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+TOOL_CALLS = CallShape(
+    FINISH_NAMES,
+    delta=lambda calls: {"tool_calls": list(map(_call_delta, calls))},
+    whole=lambda calls: {"tool_calls": list(map(_whole_call, calls))},
+)
 
 
 def usage_block(usage: Usage) -> dict[str, Any]:

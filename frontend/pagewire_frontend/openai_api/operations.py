@@ -25,7 +25,6 @@ from pagewire_frontend.openai_api.requests import (
 )
 from pagewire_frontend.serving import Serving
 from pagewire_frontend.template_files import DEFAULT_TEMPLATE
-from pagewire_frontend.tool_choice import tool_use
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -128,8 +127,9 @@ async def tokenize(serving: Serving, request: Request) -> Response:
     generation = await serving.generation.find_model(body.model or "")
     if body.messages is not None:
         with renaming({"prompt": "messages"}):
-            tools = tool_use(body.tools, "none").tools
-            rendered = await rendered_chat(generation, request, body.messages, body, tools)
+            rendered = await rendered_chat(
+                generation, request, body.messages, body, body.shown_tools()
+            )
         token_ids = rendered.token_ids
         # On a thread: there may be as many as the model takes.
         texts = await asyncio.to_thread(

@@ -14,8 +14,13 @@ from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams, check_count, check_range
 from pagewire_frontend.generation_types import MAX_PROMPTS
 from pagewire_frontend.openai_api.field_types import Integers, Objects
+from pagewire_frontend.openai_api.legacy_functions import (
+    LEGACY_NAMES,
+    legacy_tool_use,
+)
 from pagewire_frontend.openai_api.sampling_body import SamplingBody
 from pagewire_frontend.openai_api.unsupported import IN_CHATS, IN_COMPLETIONS, Refused
+from pagewire_frontend.tool_choice import ToolDefinition, ToolUse, tool_use
 
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 PROMPT_SCHEMA = {
@@ -116,6 +121,8 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: Objects | None = None
+    function_call: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     documents: Objects | None = None
     reasoning_effort: str | None = None
@@ -125,6 +132,22 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    def tool_use(self) -> ToolUse:
+        """The tools, or the functions in their place.
+
+        Raises:
+            InvalidArgumentError: a definition or the choice is wrong.
+        """
+        legacy = legacy_tool_use(self.functions, self.function_call, self.tools, self.tool_choice)
+        if legacy is not None:
+            return legacy
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What the client called fields that errors name otherwise."""
+        return super().field_names | (LEGACY_NAMES if self.functions else {})
 
     @property
     def calls_fit_max_tokens(self) -> bool | None:
@@ -174,12 +197,22 @@ class TokenizeBody(BaseModel):
     add_special_tokens: bool | None = None
     messages: Objects | None = None
     tools: Objects | None = None
+    functions: Objects | None = None
     documents: Objects | None = None
     reasoning_effort: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    def shown_tools(self) -> tuple[ToolDefinition, ...]:
+        """What a chat that leaves the choice open would show of its tools, or of its functions.
+
+        Raises:
+            InvalidArgumentError: a definition is wrong.
+        """
+        use = legacy_tool_use(self.functions, None, self.tools, None)
+        return (use or tool_use(self.tools, "none")).tools
 
     def check(self) -> None:
         """Raises InvalidArgumentError where there is neither prompt nor messages, or both."""

@@ -152,7 +152,6 @@ async def test_http_refuses_bad_completions(
     [
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("functions", [{"name": "f"}]),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content", "content": "x"}),
