@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.ui.browser import answer, page_at, send
 from tests.ui.fake_inference import FakeInference
@@ -31,6 +31,42 @@ def chat(browser: Browser, page_url: str, frontend: FakeInference) -> Iterator[P
 def ended(page: Page) -> None:
     """Waits until no answer is on its way."""
     expect(page.locator("#conversation")).not_to_have_attribute("aria-busy", "true")
+
+
+def test_who_types_before_the_chat_is_there_is_not_led_away(
+    browser: Browser, page_url: str, frontend: FakeInference
+) -> None:
+    page = browser.new_page()
+    held: list[Route] = []
+    page.route("**/chat.js", lambda route: held.append(route))
+    with page.expect_request("**/chat.js"):
+        page.goto(page_url)
+    prompt = page.locator("#system-prompt textarea")
+    prompt.press_sequentially("Be ")
+    (script,) = held
+    script.continue_()
+    expect(page.locator("#conversation .placeholder")).to_be_visible()
+    page.keyboard.type("brief.")
+    expect(prompt).to_have_value("Be brief.")
+    expect(page.locator("#message textarea")).to_have_value("")
+    page.close()
+
+
+def test_a_refusal_leads_nobody_away_who_types_elsewhere(
+    chat: Page, frontend: FakeInference
+) -> None:
+    box, prompt = chat.locator("#message textarea"), chat.locator("#system-prompt textarea")
+    for elsewhere in (True, False):
+        with late_questions(chat) as held:
+            send(chat, "fail now")
+            held.wait_for(1)
+            if elsewhere:
+                prompt.press_sequentially("Be ")
+        expect(box).to_have_value("fail now")
+        chat.keyboard.type("brief.")
+        expect(prompt).to_have_value("Be brief.")
+    # Who waited for the answer goes on with the question.
+    expect(box).to_have_value("fail nowbrief.")
 
 
 def test_stop_counts_also_where_it_overtakes_the_question(

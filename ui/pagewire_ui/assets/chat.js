@@ -41,7 +41,7 @@ class ChatRoom {
     if (id !== this.conversation.id) store.current.set(this.conversation.id);
     else this.open(id);
     this.composer.restore();
-    this.composer.area.focus({ preventScroll: true });
+    this.composer.focusIfFree();
     // The tabs above take one line, or more on a phone.
     const measure = () => {
       if (!element.offsetParent) return; // another tab is shown
@@ -147,7 +147,9 @@ class ChatRoom {
     const question = this.messages.pop();
     this.keep();
     this.draw();
-    if (question) this.composer.fill(question.text, question.attachments);
+    if (!question) return;
+    this.composer.fill(question.text, question.attachments);
+    this.composer.area.focus();
   }
 
   editQuestion(index, text) {
@@ -252,7 +254,9 @@ class ChatRoom {
     }
     const question = conversation.messages.pop();
     if (!conversation.messages.length) conversation.title = "";
-    if (refill && this.composer.isEmpty) this.composer.fill(question.text, question.attachments);
+    if (!refill || !this.composer.isEmpty) return;
+    this.composer.fill(question.text, question.attachments);
+    this.composer.focusIfFree();
   }
 
   keep(conversation = this.conversation) {

@@ -78,7 +78,12 @@ export class Composer {
     this.attachments = [...attachments];
     this.draw();
     this.written();
-    this.area.focus();
+  }
+
+  /** Takes what is typed, unless the person is at another place of the page by now. */
+  focusIfFree() {
+    const at = document.activeElement;
+    if (!at || at === document.body || this.node.contains(at)) this.area.focus({ preventScroll: true });
   }
 
   get isEmpty() {
