@@ -4,6 +4,8 @@ schema: a string is passed on as it comes, anything else once it is whole."""
 from __future__ import annotations
 
 import json
+import re
+from abc import abstractmethod
 from typing import ClassVar
 
 from pagewire_frontend.answers import to_json
@@ -13,13 +15,19 @@ from pagewire_frontend.tool_parsers.json_text import MalformedError
 from pagewire_frontend.tool_parsers.values import argument_json, types_of
 
 _STRING = frozenset(("string",))
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_ARGUMENT_NAME = re.compile(r"[^>\n]*")
 
 
 class XmlCallParser(ToolParser):
-    """What the formats share: an argument's value up to its tag."""
+    """What the formats share: an argument's value up to the tag that ends it."""
 
-    def _pass_argument(self, tool: str, argument: str, end: str) -> Steps[None]:
-        """Passes `"argument": value` on.
+    @abstractmethod
+    def _pass_value(self, emit: Emit) -> Steps[str]:
+        """Passes a value on as it stands there. Returns the tag that ended it, "" at the end."""
+
+    def _pass_argument(self, tool: str, argument: str) -> Steps[str]:
+        """Passes `"argument": value` on. Returns the tag that ended it.
 
         Raises:
             MalformedError: the answer ends within it.
@@ -36,15 +44,17 @@ class XmlCallParser(ToolParser):
         if types == _STRING:
             value = _StringValue(out.arguments)
             out.arguments('"')
-            tag = yield from self._reader.pass_until(Markers(end), value.add)
+            tag = yield from self._pass_value(value.add)
             if tag:
                 out.arguments('"')
         else:
-            text, tag = yield from self._reader.read_until(Markers(end))
+            pieces: list[str] = []
+            tag = yield from self._pass_value(pieces.append)
             if tag:
-                out.arguments(argument_json(text, types))
+                out.arguments(argument_json("".join(pieces), types))
         if not tag:
             raise MalformedError
+        return tag
 
 
 class _StringValue:
@@ -68,7 +78,12 @@ class _StringValue:
 
 
 class Qwen3CoderParser(XmlCallParser):
-    """Qwen 3 Coder and Nemotron 3: a tag for the function and one for each argument."""
+    """Qwen 3 Coder and Nemotron 3: a tag for the function and one for each argument.
+
+    Models leave an argument's end out now and then. Then it ends where a line begins with what can
+    only come after it: the next argument, or the end of the call with nothing but calls behind it.
+    The same text elsewhere in a value is the value's.
+    """
 
     outer: ClassVar[tuple[str, str]] = ("<tool_call>", "</tool_call>")
     openers = ("<tool_call>", "<function=")
@@ -84,10 +99,11 @@ class Qwen3CoderParser(XmlCallParser):
         yield from self._take(">")
         self._begin(name)
         out.arguments("{")
-        separator = ""
+        separator, tag = "", _PARAMETER_END
         while True:
-            yield from reader.skip_space()
-            tag = yield from reader.one_of("<parameter=", *self.closers)
+            if tag == _PARAMETER_END:
+                yield from reader.skip_space()
+                tag = yield from reader.one_of(_PARAMETER, *self.closers)
             if tag in self.closers:
                 break
             if not tag:
@@ -96,10 +112,36 @@ class Qwen3CoderParser(XmlCallParser):
             if not end:
                 raise MalformedError
             out.arguments(separator)
-            yield from self._pass_argument(name, argument, "</parameter>")
+            tag = yield from self._pass_argument(name, argument)
             separator = ", "
         out.arguments("}")
         self._whole()
+
+    def _pass_value(self, emit: Emit) -> Steps[str]:
+        nexts = (f"\n{_PARAMETER}", *(f"\n{closer}" for closer in self.closers))
+        markers = Markers(_PARAMETER_END, *nexts)
+        while True:
+            tag = yield from self._reader.pass_until(markers, emit)
+            if tag not in nexts:
+                return tag
+            if (yield from self._comes_after_a_value(tag[1:])):
+                emit("\n")  # the line's end is the value's, as before its own tag
+                return tag[1:]
+            emit(tag)
+
+    def _comes_after_a_value(self, tag: str) -> Steps[bool]:
+        """Whether the tag that was taken is one, and no text of a value."""
+        reader = self._reader
+        reader.mark()
+        if tag == _PARAMETER:
+            yield from reader.all_of(_ARGUMENT_NAME)
+            is_tag = (yield from reader.peek()) == ">"
+        else:
+            yield from reader.skip_space()
+            others = (*self.openers, self.outer[1])
+            is_tag = bool((yield from reader.one_of(*others))) or not (yield from reader.peek())
+        reader.rewind(0)
+        return is_tag
 
 
 class SeedOssParser(Qwen3CoderParser):
@@ -133,7 +175,7 @@ class Glm45Parser(XmlCallParser):
             if not end or not (yield from reader.one_of("<arg_value>")):
                 raise MalformedError
             out.arguments(separator)
-            yield from self._pass_argument(name, argument.strip(), "</arg_value>")
+            yield from self._pass_argument(name, argument.strip())
             separator = ", "
             yield from reader.skip_space()
             tag = yield from reader.one_of("<arg_key>", "</tool_call>")
@@ -141,3 +183,6 @@ class Glm45Parser(XmlCallParser):
             raise MalformedError
         out.arguments("}")
         self._whole()
+
+    def _pass_value(self, emit: Emit) -> Steps[str]:
+        return (yield from self._reader.pass_until(Markers("</arg_value>"), emit))

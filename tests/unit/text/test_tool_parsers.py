@@ -214,6 +214,38 @@ CASES = {
         "</function>",
         [("edit", {"count": 3, "ratio": 2.0})],
     ),
+    "qwen3_coder, ends of arguments left out": Case(
+        "qwen3_coder",
+        "<tool_call>\n<function=edit>\n<parameter=path>\na\n<parameter=count>\n3\n"
+        "<parameter=free>\n<parameter=note>\nx\n\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        [("edit", {"path": "a", "count": 3, "free": "", "note": "x\n"}), NOW],
+    ),
+    "qwen3_coder, ends of argument and function left out": Case(
+        "qwen3_coder",
+        "<tool_call>\n<function=edit>\n<parameter=force>\ntrue\n</tool_call>",
+        [("edit", {"force": True})],
+    ),
+    "qwen3_coder, tags of the format in a value": Case(
+        "qwen3_coder",
+        "<function=edit><parameter=path>\ntype <parameter=x>\n  <parameter=y>\n</function>;\n"
+        "<parameter=\n</tool_call> is an end\n</parameter>\n</function>",
+        [
+            (
+                "edit",
+                {
+                    "path": "type <parameter=x>\n  <parameter=y>\n</function>;\n"
+                    "<parameter=\n</tool_call> is an end"
+                },
+            )
+        ],
+    ),
+    "seed_oss, an end of an argument left out": Case(
+        "seed_oss",
+        "<seed:tool_call>\n<function=edit>\n<parameter=path>a\n<parameter=count>3</parameter>\n"
+        "</function>\n</seed:tool_call>",
+        [("edit", {"path": "a", "count": 3})],
+    ),
     "qwen3_coder, no outer tag": Case("qwen3_coder", f"{XML_EDIT}\n</tool_call>", [EDIT]),
     "seed_oss": Case("seed_oss", f"<seed:tool_call>\n{XML_EDIT}\n</seed:tool_call>", [EDIT]),
     "glm45": Case(
@@ -347,7 +379,18 @@ FRAGMENTS = st.one_of(
             ">",
         ]
     ),
-    st.sampled_from(["<parameter=path>", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>"]),
+    st.sampled_from(
+        [
+            "<function=edit>\n<parameter=path>\n",
+            "\n<parameter=free>",
+            "\n</function>",
+            "<parameter=path>",
+            "</parameter>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+        ]
+    ),
     st.text(max_size=4),
 )
 
@@ -368,6 +411,45 @@ def test_no_text_fails_or_depends_on_its_cuts(
     hidden, _ = parse(parser_of(name, hides=True), cut(text, places))
     left = re.sub("|".join(map(re.escape, markers)) or "(?!)", "", text)
     assert not any(marker in hidden for marker in markers if marker not in left)
+
+
+# Lines of values: tags begin none of them, or are none, or are followed by text.
+LINES = st.sampled_from(
+    ["", "x", "  </function>", "a <parameter=b>", "</function> x", "<parameter= x", "</tool_call>."]
+)
+VALUES = st.lists(LINES, max_size=4).map("\n".join)
+ENDS = (
+    "</function>\n{0}",
+    "</function>",
+    "{0}",
+    "</function>\n{0}\n{1}\n<function=now></function>",
+)
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss"])
+@settings(max_examples=150)
+@given(
+    values=st.lists(st.tuples(VALUES, st.booleans()), min_size=1, max_size=3),
+    end=st.sampled_from(ENDS),
+    places=st.sets(st.integers(1, 250)),
+)
+def test_an_argument_ends_where_its_end_was_left_out(
+    name: str, values: list[tuple[str, bool]], end: str, places: set[int]
+) -> None:
+    opener, closer = ("<tool_call>", "</tool_call>")
+    if name == "seed_oss":
+        opener, closer = ("<seed:tool_call>", "</seed:tool_call>")
+    arguments = dict(zip(("path", "note", "free"), (value for value, _ in values), strict=False))
+    text = f"{opener}\n<function=edit>\n"
+    for argument, (value, is_closed) in zip(arguments, values, strict=True):
+        text += f"<parameter={argument}>\n{value}\n" + "</parameter>\n" * is_closed
+    text += end.format(closer, opener)
+    content, calls = parse(parser_of(name), cut(text, places))
+    assert content == ""
+    assert [(name, json.loads(given)) for name, given in calls] == [
+        ("edit", arguments),
+        *[NOW] * end.count("now"),
+    ]
 
 
 @pytest.mark.parametrize(
