@@ -91,6 +91,18 @@ class ChatTemplate:
             return cls(named, tokenizer)
         return cls(templates_in(files) | named, tokenizer)
 
+    @property
+    def ignoring_tools(self) -> str | None:
+        """The name of the template that chats with tools get, where it shows none of them."""
+        for name in (_TOOL_USE, DEFAULT_TEMPLATE):
+            if name in self.templates:
+                try:
+                    template = compile_template(self.templates[name])
+                except ChatTemplateError:
+                    return None  # who chats is told
+                return None if template.knows_tools else name
+        return None
+
     def render(
         self,
         messages: Messages,

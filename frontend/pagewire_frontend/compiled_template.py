@@ -159,6 +159,12 @@ class CompiledTemplate:
         """Whether the template tells the role `developer` from others."""
         return "developer" in self.source
 
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether the template's code looks at tools."""
+        tokens = _environment.lexer.tokeniter(self.source, None)
+        return any(kind == "name" and text == "tools" for _, kind, text in tokens)
+
     @property
     def knows_documents(self) -> bool:
         """Whether the template looks at documents."""

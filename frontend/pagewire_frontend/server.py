@@ -229,7 +229,9 @@ class FrontendServer:
             client = self._client = self._make_client()
             try:
                 await client.start()
-                self._serving.connect(await Generation.create(client, self._settings))
+                generation = await Generation.create(client, self._settings)
+                self._serving.connect(generation)
+                self._warn_of_tools(generation)
                 break
             except UnavailableError as error:
                 logger.warning("the engine is not there yet: %s", error.message)
@@ -240,6 +242,25 @@ class FrontendServer:
                 await self._adopt_model(client)
             await self._tell_readiness()
             await asyncio.sleep(_READY_POLL_S)
+
+    def _warn_of_tools(self, generation: Generation) -> None:
+        """Says of a tool parser that was asked for that it will have nothing to parse."""
+        parser = self._settings.tool_call_parser
+        if parser in ("auto", "none") or generation.tokenizer_or_none is None:
+            return
+        if self._worker is not None and self._worker.index:
+            return  # the first one says it for all
+        name = generation.chat_template.ignoring_tools
+        if name is None:
+            return
+        given = name in (self._settings.chat_templates or {})
+        logger.warning(
+            "--tool-call-parser %s: the chat template %r %s ignores tools, so the model is never "
+            "told of any; give one that shows them by --chat-template",
+            parser,
+            name,
+            "of --chat-template" if given else "of the model",
+        )
 
     def _on_engine_task_end(self, task: asyncio.Task[None]) -> None:
         # What can't be served from the start is told to who waits for that, in a line.
