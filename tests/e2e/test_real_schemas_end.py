@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -18,16 +20,22 @@ NUM_SCHEMAS = 30
 MAX_TOKENS = 160
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_at_most_a_tenth_is_cut_and_what_ends_is_valid(temperature: float) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """A model, and the schemas that it takes, each with what its answers are asked with."""
+
+    llm: LLM
+    kept: list[tuple[dict[str, Any], SamplingParams]]
+
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[Asked]:
     llm = LLM(str(smollm2_path()), max_num_seqs=NUM_SCHEMAS)
-    kept: list[tuple[dict[str, object], SamplingParams]] = []
-    for seed, (_, schema) in enumerate(sample()[:NUM_SCHEMAS]):
+    kept: list[tuple[dict[str, Any], SamplingParams]] = []
+    for seed, (_, schema) in enumerate(sample(NUM_SCHEMAS)):
         if len(json.dumps(schema)) > MAX_CONSTRAINT_BYTES:
             continue
         params = SamplingParams(
-            temperature=temperature,
             seed=seed,
             max_tokens=1,
             structured_output=StructuredOutput(json_schema=json.dumps(schema)),
@@ -36,9 +44,18 @@ def test_at_most_a_tenth_is_cut_and_what_ends_is_valid(temperature: float) -> No
             llm.generate("JSON:", params, use_tqdm=False)
         except InvalidArgumentError:
             continue
-        kept.append((schema, params))
-    longer = [replace(params, max_tokens=MAX_TOKENS) for _, params in kept]
-    outputs = llm.generate(["An example as JSON: "] * len(kept), longer, use_tqdm=False)
+        kept.append((schema, replace(params, max_tokens=MAX_TOKENS)))
+    yield Asked(llm, kept)
+    llm.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_at_most_a_tenth_is_cut_and_what_ends_is_valid(asked: Asked, temperature: float) -> None:
+    kept = asked.kept
+    longer = [replace(params, temperature=temperature) for _, params in kept]
+    prompts = ["An example as JSON: "] * len(kept)
+    outputs = asked.llm.generate(prompts, longer, use_tqdm=False)
     num_cut = 0
     for (schema, _), output in zip(kept, outputs, strict=True):
         (answer,) = output.outputs
@@ -47,6 +64,5 @@ def test_at_most_a_tenth_is_cut_and_what_ends_is_valid(temperature: float) -> No
             continue
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind(schema).validate(json.loads(answer.text))
-    llm.shutdown()
     assert len(kept) >= NUM_SCHEMAS * 9 // 10
     assert num_cut <= len(kept) // 10
