@@ -150,6 +150,22 @@ def test_prompt_logprobs_are_a_full_list_though_the_prefix_is_cached(
     assert same == pytest.approx(known, abs=1e-3)
 
 
+def test_a_prompt_that_is_scored_alone_has_the_scores_of_one_that_goes_on(
+    served: Served, stub: Any
+) -> None:
+    prompt = "Scored alone. " + TALE
+    (going_on,) = complete(served, prompt, echo=True, logprobs=1, max_tokens=1)["choices"]
+    alone = complete(served, prompt, echo=True, logprobs=1, max_tokens=0)
+    (choice,) = alone["choices"]
+    scores = choice["logprobs"]["token_logprobs"]
+    assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
+    assert len(scores) == alone["usage"]["prompt_tokens"] == alone["usage"]["total_tokens"]
+    assert scores[1:] == pytest.approx(going_on["logprobs"]["token_logprobs"][1:-1], abs=1e-3)
+    told = stub.GenerateUnary(generate(prompt, prompt_logprobs=1, max_tokens=0), timeout=60)
+    assert [p.token.logprob for p in told.prompt_logprobs] == pytest.approx(scores[1:], abs=1e-3)
+    assert told.usage.completion_tokens == 0
+
+
 def test_n_over_grpc_is_n_over_http(served: Served, stub: Any) -> None:
     asked: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 11, "max_tokens": 8}
     prompt = "The three primary colours are"
