@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,21 @@ class ImageStore:
         self._buildah("commit", "--quiet", "--rm", container, f"docker.io/library/{name}")
         shutil.rmtree(root)
 
-    def build(self, target: str, **arguments: str) -> Image:
-        """One of the Dockerfile's targets."""
+    def build_all(self, targets: Mapping[str, Mapping[str, str]]) -> dict[str, Image]:
+        """Several of the Dockerfile's targets, each with its arguments; two at a time: pip and
+        compilers use one core each."""
+        self._build_stage("wheel", {})  # which all begin with
+        with ThreadPoolExecutor(2) as pool:
+            return dict(zip(targets, pool.map(self._build, targets, targets.values()), strict=True))
+
+    def _build(self, target: str, arguments: Mapping[str, str]) -> Image:
+        self._build_stage(target, arguments)
+        told = json.loads(self._buildah("inspect", "--type=image", f"localhost/{target}"))
+        container = self._buildah("from", "--pull-never", f"localhost/{target}")
+        root = Path(self._buildah("mount", container))
+        return Image(root, told["Docker"]["config"], _bytes(root))
+
+    def _build_stage(self, target: str, arguments: Mapping[str, str]) -> None:
         options = ["--pull-never", "--layers", "--format=docker", "--isolation=chroot", "--quiet"]
         for name, value in arguments.items():
             options += ["--build-arg", f"{name}={value}"]
@@ -113,10 +127,6 @@ class ImageStore:
             options += ["--volume", f"{path}:{place}:ro"]
         options += ["--target", target, "--tag", target, "--file", str(DOCKERFILE)]
         self._buildah("build", *options, str(ROOT))
-        told = json.loads(self._buildah("inspect", "--type=image", f"localhost/{target}"))
-        container = self._buildah("from", "--pull-never", f"localhost/{target}")
-        root = Path(self._buildah("mount", container))
-        return Image(root, told["Docker"]["config"], _bytes(root))
 
     def remove(self) -> None:
         """Takes all of it away."""

@@ -100,8 +100,8 @@ def assert_has_no_rights(process: Running) -> None:
 def test_engine_frontend_and_page_serve_from_their_images(
     store: ImageStore, smollm2_path: Path
 ) -> None:
-    engine_image = store.build("engine-cpu", KERNELS="")
-    frontend_image, ui_image = store.build("frontend"), store.build("ui")
+    images = store.build_all({"engine-cpu": {"KERNELS": ""}, "frontend": {}, "ui": {}})
+    engine_image, frontend_image, ui_image = images.values()
     control, deltas, http, grpc, page = (free_port() for _ in range(5))
     engine_flags = [f"--port={control}", f"--stream-endpoint=tcp://127.0.0.1:{deltas}"]
     engine_flags += [f"--model=/models/{smollm2_path.name}", "--kv-cache-memory=50000000"]
@@ -135,8 +135,7 @@ def test_engine_frontend_and_page_serve_from_their_images(
         # The engine is gone: it is not ready, and is not to be killed for it.
         assert engine.health(ports={"50061": control}) == 1
         assert frontend.health(ports={"8000": http}) == 0
-    sizes = {"engine-cpu": engine_image, "frontend": frontend_image, "ui": ui_image}
-    for name, image in sizes.items():
+    for name, image in images.items():
         print(f"{name}: {image.size / 1e6:.0f} MB of files")
     # No torch where none is needed.
     for image in (frontend_image, ui_image):
