@@ -69,6 +69,26 @@ def test_a_refusal_leads_nobody_away_who_types_elsewhere(
     expect(box).to_have_value("fail nowbrief.")
 
 
+def test_a_question_that_is_being_changed_stays_so_when_an_answer_ends(
+    chat: Page, frontend: FakeInference
+) -> None:
+    send(chat, "slow one")
+    expect(answer(chat)).to_contain_text("word1")
+    question = chat.locator(".user.message").first
+    question.hover()
+    question.get_by_role("button", name="Edit message").click()
+    edit = chat.get_by_label("Edit text")
+    edit.fill("quick ")
+    # Not asked while an answer is on its way.
+    chat.keyboard.press("Control+Enter")
+    chat.locator("#message button.stop-button").click()
+    ended(chat)
+    expect(answer(chat).locator(".pw-actions")).to_be_visible()
+    edit.press_sequentially("one")
+    chat.keyboard.press("Control+Enter")
+    expect(answer(chat)).to_contain_text("You said: quick one")
+
+
 def test_stop_counts_also_where_it_overtakes_the_question(
     chat: Page, frontend: FakeInference
 ) -> None:

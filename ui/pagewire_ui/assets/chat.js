@@ -92,6 +92,22 @@ class ChatRoom {
     this.log.scrollTop = this.log.scrollHeight;
   }
 
+  // How the conversation ends, drawn anew. What stands before it stays: the person may just be changing it.
+  drawEnd() {
+    const last = this.messages.length - 1;
+    if (last < 0) return this.draw();
+    const atEnd = this.isAtEnd();
+    this.views.splice(last + 1).forEach((view) => view.node.remove());
+    const view = this.viewOf(this.messages[last], last, true);
+    this.views[last].node.replaceWith(view.node);
+    this.views[last] = view;
+    if (atEnd) this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  isAtEnd() {
+    return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END_PX;
+  }
+
   viewOf(message, index, isLast) {
     if (message.role === "user") return new QuestionView(message, { edit: (text) => this.editQuestion(index, text) });
     const handlers = {
@@ -152,8 +168,9 @@ class ChatRoom {
     this.composer.area.focus();
   }
 
+  /** False where it must wait for the answer that is on its way. */
   editQuestion(index, text) {
-    if (this.running) return;
+    if (this.running) return false;
     const kept = this.messages[index].attachments;
     this.messages.splice(index);
     this.send(text, kept ?? []);
@@ -217,7 +234,7 @@ class ChatRoom {
   drawRunning() {
     this.frame = null;
     if (!this.running || this.running.conversation !== this.conversation) return;
-    const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_END_PX;
+    const atEnd = this.isAtEnd();
     this.running.view.show(this.running.message, true);
     if (atEnd) this.log.scrollTop = this.log.scrollHeight;
   }
@@ -238,7 +255,7 @@ class ChatRoom {
     }
     if (!dropped) this.keep(conversation);
     if (!shown) return;
-    this.draw();
+    this.drawEnd();
     const nothing = value.reason === "cancelled" ? "Stopped by you before the first word." : "The model answered with nothing.";
     const answered = value.text || value.reasoning;
     // Beneath what came of it, an answer tells its error itself.

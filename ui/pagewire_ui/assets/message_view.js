@@ -124,9 +124,7 @@ function editInPlace(article, shown, text, verb, done) {
       class: "pw-edit",
       onsubmit: (event) => {
         event.preventDefault();
-        if (!area.value.trim()) return;
-        close();
-        done(area.value);
+        if (area.value.trim() && done(area.value) !== false) close();
       },
       onkeydown: (event) => {
         if (event.key === "Escape") close();
