@@ -114,7 +114,7 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         lambda: tokenizer_files,
         vocab_size=description.vocab_size,
         eos_token_ids=description.eos_token_ids,
-        num_threads=mask_threads(config.num_threads),
+        num_mask_threads=mask_threads(config.num_threads),
     )
     executor = SingleProcessExecutor(config, files, grammars)
     try:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pagewire_engine.end_watch import Ending
 from pagewire_engine.reasoning_span import ReasoningMarks, ReasoningSpan
 from pagewire_engine.token_bytes import Bits, TokenBytes
 from pagewire_engine.unique_items import UniqueItems
-from pagewire_engine.wind_down import Ending, WindDown
+from pagewire_engine.wind_down import WindDown
 
 if TYPE_CHECKING:
     # Loaded with the first constraint: most engines never see one.
     from llguidance import LLMatcher
 
-# All sequences of a step wait for its masks, which take some 50 us each. A new part of a grammar
-# may take 30 ms, once; who needs as long again and again holds up the others.
-SLOW_MASK_S = 0.02
 _MOST_SLOW_MASKS = 8
 
 
@@ -30,16 +28,20 @@ class Matcher:
         unique_items: watches that items differ; None where they need not.
         wind_down: brings the output to its end; None where it need not come to one.
         reasoning: finds what comes before the answer; None where nothing does.
+
+    Attributes:
+        inner: see above.
+        num_slow_masks: its masks that took long.
     """
 
     __slots__ = (
         "_is_stuck",
-        "_num_slow_masks",
         "_reasoning",
         "_tokens",
         "_unique_items",
         "_wind_down",
         "inner",
+        "num_slow_masks",
     )
 
     def __init__(
@@ -55,30 +57,23 @@ class Matcher:
         self._reasoning = reasoning
         self._unique_items = unique_items
         self._wind_down = wind_down
-        self._num_slow_masks = 0
+        self.num_slow_masks = 0
         self._is_stuck = False
 
-    def fill_timed(self, bits: Bits, address: int | None = None) -> None:
-        """Writes what it allows next, and takes notice where that takes long.
+    @property
+    def is_free(self) -> bool:
+        """The grammar's mask is all that there is to say: `only_token` and `restrict` need not be
+        asked."""
+        wind_down = self._wind_down
+        return self._unique_items is None and (wind_down is None or not wind_down.watch.way)
 
-        Args:
-            bits: uint32 [ceil(vocab_size / 32)], zeros.
-            address: theirs; asking numpy for it takes a tenth of a mask's time. None: it is asked.
-        """
-        started = time.thread_time()
-        self.inner.unsafe_compute_mask_ptr(address or bits.ctypes.data, bits.nbytes)
-        self.restrict(bits)
-        self._notice_if_slow(started)
-
-    def restrict_timed(self, bits: Bits) -> None:
-        """As `restrict`; takes notice where that takes long."""
-        started = time.thread_time()
-        self.restrict(bits)
-        self._notice_if_slow(started)
-
-    def _notice_if_slow(self, started: float) -> None:
-        """A mask has been made, or a part of it, since this second of the thread's."""
-        self._num_slow_masks += time.thread_time() - started > SLOW_MASK_S
+    def only_token(self) -> int | None:
+        """The token that has to come where its end does not allow any other; None where others may,
+        as far as is known without a mask."""
+        if self._wind_down is None or self._unique_items is not None or self.inner.is_error():
+            return None
+        in_reasoning = self._reasoning is not None and self._reasoning.inside
+        return self._wind_down.only_token(self.inner, in_reasoning=in_reasoning)
 
     def restrict(self, bits: Bits) -> None:
         """Takes out of what the grammar allows what it can't tell of."""
@@ -91,16 +86,16 @@ class Matcher:
         if self._wind_down is not None:
             self._wind_down.restrict(bits, self.inner, in_reasoning=in_reasoning)
 
-    def advance(self, token_ids: list[int]) -> None:
+    def advance(self, token_ids: Sequence[int]) -> None:
         """The sequence has gone on with these tokens."""
-        if self._wind_down is None and self._unique_items is None:
-            self.inner.consume_tokens(token_ids)
-            return
         for token_id in token_ids:
-            self._advance(token_id)
+            self.inner.consume_token(token_id)
+            self.follow(token_id)
 
-    def _advance(self, token_id: int) -> None:
-        self.inner.consume_token(token_id)
+    def follow(self, token_id: int) -> None:
+        """Takes notice of a token that `inner` has consumed. To be called after each."""
+        if self._wind_down is None and self._unique_items is None:
+            return
         text, in_reasoning = self._tokens.of[token_id], False
         if self._reasoning is not None:
             text = self._reasoning.read(token_id, text)
@@ -108,7 +103,7 @@ class Matcher:
         if self._unique_items is not None:
             self._unique_items.read(text)
         if self._wind_down is not None:
-            self._wind_down.advance(token_id, text, self.inner, in_reasoning=in_reasoning)
+            self._wind_down.watch.advance(token_id, text, self.inner, in_reasoning=in_reasoning)
 
     def fault(self) -> str | None:
         """Why the sequence can't go on under its grammar; None if it can."""
@@ -120,7 +115,7 @@ class Matcher:
             return "it allows nothing that could follow on what has been produced"
         if self._is_stuck:
             return "the items of an array have to differ, and no other can follow"
-        if self._num_slow_masks > _MOST_SLOW_MASKS:
+        if self.num_slow_masks > _MOST_SLOW_MASKS:
             return (
                 "each token takes too long: its texts are too long, or it is too ambiguous; "
                 "shorten or simplify it"

@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from pagewire.errors import FailedPreconditionError, InvalidArgumentError
 from pagewire.structured_output import FIELD, StructuredOutput
+from pagewire_engine.end_watch import Ending
 from pagewire_engine.grammar_endings import GrammarEndings
 from pagewire_engine.grammar_matcher import CompiledGrammar
 from pagewire_engine.json_position import JsonPosition
@@ -30,7 +31,6 @@ from pagewire_engine.json_schemas import (
 from pagewire_engine.reasoning_span import ReasoningMarks
 from pagewire_engine.token_bytes import TokenBytes
 from pagewire_engine.unique_items import UniqueItems
-from pagewire_engine.wind_down import Ending
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

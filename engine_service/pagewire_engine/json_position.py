@@ -14,26 +14,24 @@ class JsonPosition:
         in_string: within a string.
         in_escape: within a string, right after the backslash that begins an escape.
         awaits_name: the string that comes, or is being read, is a member's name.
+        depth: objects and arrays that are open.
     """
 
-    __slots__ = ("_objects", "awaits_name", "in_escape", "in_string")
+    __slots__ = ("_objects", "awaits_name", "depth", "in_escape", "in_string")
 
     def __init__(self) -> None:
         self.in_string = False
         self.awaits_name = False
         self.in_escape = False
+        self.depth = 0
         self._objects: list[bool] = []
 
     def copy(self) -> JsonPosition:
         other = JsonPosition()
         other.in_string, other.awaits_name = self.in_string, self.awaits_name
-        other.in_escape, other._objects = self.in_escape, self._objects.copy()
+        other.in_escape, other.depth = self.in_escape, self.depth
+        other._objects = self._objects.copy()
         return other
-
-    @property
-    def depth(self) -> int:
-        """Objects and arrays that are open."""
-        return len(self._objects)
 
     @property
     def in_object(self) -> bool:
@@ -65,3 +63,4 @@ class JsonPosition:
                 self.awaits_name = False
             elif char == _COMMA:
                 self.awaits_name = self.in_object
+        self.depth = len(self._objects)

@@ -10,24 +10,21 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-import numpy as np
-import numpy.typing as npt
-
 from pagewire.errors import FailedPreconditionError, PagewireError, ResourceExhaustedError
 from pagewire.structured_output import FIELD, StructuredOutput
-from pagewire_engine.grammar_matcher import SLOW_MASK_S, CompiledGrammar, Matcher
+from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.grammar_trial import GrammarTrial
 from pagewire_engine.submission import Submission
 from pagewire_engine.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     # Loaded with the first constraint: most engines never see one.
-    from llguidance import LLExecutor, LLTokenizer
+    from llguidance import LLTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +36,6 @@ _MOST_LIVE_BYTES = 1 << 30
 _MOST_KEPT = 64
 _MOST_KEPT_BYTES = 128 << 20
 _RETRY_AFTER_S = 1.0
-# Masks that are shared among threads, and threads: to wake them takes as long as some masks, and
-# those of one grammar wait for one another.
-_LEAST_SHARED, _LEAST_THREADS = 8, 3
 
 
 class GrammarCompiler:
@@ -52,7 +46,10 @@ class GrammarCompiler:
         load_files: gives the files of the model's tokenizer; called with the first constraint.
         vocab_size: rows of the output embedding.
         eos_token_ids: the model's end-of-sequence ids.
-        num_threads: that fill masks. None: most of the machine's.
+        num_mask_threads: see `MaskFiller`.
+
+    Attributes:
+        num_mask_threads: see above.
     """
 
     def __init__(
@@ -61,12 +58,12 @@ class GrammarCompiler:
         *,
         vocab_size: int,
         eos_token_ids: Collection[int],
-        num_threads: int | None = None,
+        num_mask_threads: int | None = None,
     ) -> None:
         self._load_files = load_files
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(set(eos_token_ids))
-        self._num_threads = num_threads
+        self.num_mask_threads = num_mask_threads
         self._lock = threading.Lock()
         self._compiling: dict[StructuredOutput, Future[CompiledGrammar]] = {}
         self._live: WeakValueDictionary[StructuredOutput, CompiledGrammar] = WeakValueDictionary()
@@ -77,8 +74,6 @@ class GrammarCompiler:
         self._control_tokens: dict[str, int] = {}
         self._no_vocabulary: str | None = None
         self._trial: GrammarTrial | None = None
-        self._executor: LLExecutor | None = None
-        self._was_slow = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
 
     def start(
@@ -136,32 +131,6 @@ class GrammarCompiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._trial is not None:
             self._trial.close()
-
-    def choose_to_fill(self, num_masks: int) -> bool:
-        """Decides whether a step's masks are made by `fill`, where that is sooner than one after
-        the other. Not once after one was slow: whose fault it was is seen where each is timed."""
-        was_slow, self._was_slow = self._was_slow, False
-        num_threads = self._num_threads or _LEAST_THREADS
-        return num_masks >= _LEAST_SHARED and num_threads >= _LEAST_THREADS and not was_slow
-
-    def fill(self, matchers: Sequence[Matcher], bits: npt.NDArray[np.uint32]) -> None:
-        """Writes what each matcher allows next into its row of `bits`, by one call on several
-        threads.
-
-        Args:
-            matchers: N of them.
-            bits: uint32 [N, ceil(vocab_size / 32)], zeros.
-        """
-        if self._executor is None:
-            from llguidance import LLExecutor
-
-            self._executor = LLExecutor(self._num_threads)
-        rows = [(matcher.inner, index) for index, matcher in enumerate(matchers)]
-        started = time.monotonic()
-        self._executor.unsafe_compute_mask_ptr(rows, bits.ctypes.data, bits[0].nbytes, len(bits))
-        self._was_slow = time.monotonic() - started > SLOW_MASK_S
-        for matcher, row in zip(matchers, bits, strict=True):
-            matcher.restrict_timed(row)
 
     def _keep(self, constraint: StructuredOutput, grammar: CompiledGrammar) -> None:
         """Makes it the one used last. Under the lock."""

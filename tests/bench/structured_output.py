@@ -319,7 +319,7 @@ def main() -> None:
         lambda: load_model_tokenizer(config, files.path, files.gguf),
         vocab_size=description.vocab_size,
         eos_token_ids=description.eos_token_ids,
-        num_threads=mask_threads(None),
+        num_mask_threads=mask_threads(None),
     )
     executor = SingleProcessExecutor(config, files, grammars)
     spent, ids = Spent(), itertools.count()

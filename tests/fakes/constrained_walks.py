@@ -12,7 +12,8 @@ import numpy as np
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.grammars import compiled_grammar, grammar_text, growth_of, make_vocabulary
-from pagewire_engine.token_bytes import TokenBytes
+from pagewire_engine.mask_filler import MaskFiller
+from pagewire_engine.token_bytes import Bits, TokenBytes
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
 # Of a vocabulary of one token a byte.
@@ -47,11 +48,21 @@ class Grammars:
     def _goes(self, matcher: Any, ids: list[int]) -> bool:
         for token_id in ids:
             bits = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
-            matcher.fill_timed(bits)
+            fill(matcher, bits)
             if not bits[token_id // 32] >> np.uint32(token_id % 32) & 1:
                 return False
             matcher.advance([token_id])
         return True
+
+
+def fill(matcher: Matcher, bits: Bits) -> None:
+    """Writes what a matcher allows next, as a worker does.
+
+    Args:
+        matcher: a sequence's.
+        bits: uint32 [ceil(vocab_size / 32)], of any content.
+    """
+    MaskFiller(1).fill([matcher], bits[None], bits.ctypes.data)
 
 
 class StuckError(Exception):
@@ -78,8 +89,7 @@ def walk(
     size = len(tokens)
     bits = np.zeros(-(-size // 32), np.uint32)
     for _ in range(most):
-        bits[:] = 0
-        matcher.fill_timed(bits)
+        fill(matcher, bits)
         if fault := matcher.fault():
             raise StuckError(fault)
         flags = np.unpackbits(bits.view(np.uint8), bitorder="little")[:size]

@@ -15,10 +15,11 @@ import torch
 from pagewire.errors import PagewireError
 from pagewire.sampling_params import SamplingParams
 from pagewire_engine.cpus import available_cpus
+from pagewire_engine.end_watch import WATCHED
 from pagewire_engine.grammar_matcher import Matcher
+from pagewire_engine.mask_filler import MaskFiller
 from pagewire_engine.step import StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
-from pagewire_engine.wind_down import WATCHED
 
 Bits = npt.NDArray[np.uint32]
 _WORD_BITS = 32
@@ -44,7 +45,7 @@ class Masks(NamedTuple):
     Attributes:
         rows: sequence id to its row of `bits`.
         bits: uint32 [M, ceil(vocab_size / 32)]; bit t % 32 of word t // 32 is set where token t is
-            allowed. No row that `rows` names is empty.
+            allowed. No row that `rows` names is empty. Until the masks of the next step are made.
         refused: (sequence id, why) where a constraint can't be kept.
     """
 
@@ -103,11 +104,23 @@ class MasksToCome:
 class _Progress:
     """A sequence's matcher, and how many tokens of the output it has seen."""
 
-    __slots__ = ("matcher", "num_tokens")
+    __slots__ = ("_num_tokens", "matcher")
 
     def __init__(self, matcher: Matcher) -> None:
         self.matcher = matcher
-        self.num_tokens = 0
+        self._num_tokens = 0
+
+    def consume(self, output_token_ids: list[int]) -> int | None:
+        """Brings the matcher up to an output, but that it has not followed the last token: that is
+        returned. None where there is no new one."""
+        new = output_token_ids[self._num_tokens :]
+        if not new:
+            return None
+        self._num_tokens += len(new)
+        if len(new) > 1:
+            self.matcher.advance(new[:-1])
+        self.matcher.inner.consume_token(new[-1])
+        return new[-1]
 
 
 class GrammarMasks:
@@ -125,7 +138,10 @@ class GrammarMasks:
         self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
         self._compiler = compiler
+        self._filler = MaskFiller(compiler.num_mask_threads)
         self._num_words = -(-vocab_size // _WORD_BITS)
+        self._bits: Bits = np.zeros((0, self._num_words), np.uint32)
+        self._address = 0
         self._eos_token_ids = tuple(eos_token_ids)
         self._progress: dict[int, _Progress] = {}
         self._cpus = available_cpus()
@@ -162,62 +178,57 @@ class GrammarMasks:
             masks.leave()
 
     def masks(self, rows: Sequence[ConstrainedRow]) -> Masks:
-        """The masks for those of `rows` that are constrained: one after the other, or, where there
-        are threads for it, by one call for all."""
+        """The masks for those of `rows` that are constrained."""
         constrained = _constrained(rows)
-        bits = np.zeros((len(constrained), self._num_words), np.uint32)
+        bits, address = self._bits_of(len(constrained))
         if not constrained:
             return Masks({}, bits, [])
-        address, num_bytes = bits.ctypes.data, bits[0].nbytes
-        matchers: list[Matcher] = []
-        ready: list[ConstrainedRow] = []
+        ready: list[tuple[ConstrainedRow, Matcher]] = []
+        last: list[int | None] = []
         refused: list[tuple[int, str]] = []
-        at_once = self._compiler.choose_to_fill(len(constrained))
         for row in constrained:
             try:
-                matcher = self._matcher(row)
+                progress = self._progress_of(row)
             except PagewireError as error:
                 refused.append((row.sequence_id, error.message))
                 continue
-            if not at_once:
-                # Here, while the caches hold what the grammar's state is made of.
-                index = len(ready)
-                matcher.fill_timed(bits[index], address + index * num_bytes)
-            matchers.append(matcher)
-            ready.append(row)
-        bits = bits[: len(ready)]
-        if at_once and matchers:
-            self._compiler.fill(matchers, bits)
+            last.append(progress.consume(row.output_token_ids))
+            ready.append((row, progress.matcher))
+        for (_, matcher), token_id in zip(ready, last, strict=True):
+            if token_id is not None:
+                matcher.follow(token_id)
+        self._filler.fill([matcher for _, matcher in ready], bits, address)
         rows_of_bits: dict[int, int] = {}
-        for index, (row, matcher) in enumerate(zip(ready, matchers, strict=True)):
-            if (fault := self._settle(row, matcher, bits[index])) is not None:
+        for index, (row, matcher) in enumerate(ready):
+            if (fault := matcher.fault()) is not None:
                 refused.append((row.sequence_id, fault))
-            else:
-                rows_of_bits[row.sequence_id] = index
-        return Masks(rows_of_bits, bits, refused)
+                continue
+            if row.params.min_tokens or row.params.ignore_eos:
+                self._suspend_stops(bits[index], row)
+            rows_of_bits[row.sequence_id] = index
+        return Masks(rows_of_bits, bits[: len(ready)], refused)
+
+    def _bits_of(self, num_rows: int) -> tuple[Bits, int]:
+        """Room for the masks of a step, of any content, and its address. It is the same each time:
+        to clear some hundred kilobytes, and to ask numpy where they are, takes as long as a mask.
+        """
+        if num_rows > len(self._bits):
+            self._bits = np.zeros((2 * num_rows, self._num_words), np.uint32)
+            self._address = self._bits.ctypes.data
+        return self._bits[:num_rows], self._address
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "grammar-masks")
 
-    def _settle(self, row: ConstrainedRow, matcher: Matcher, bits: Bits) -> str | None:
-        """Makes what the grammar allows what the row may take, or tells why nothing can be."""
-        if (fault := matcher.fault()) is None:
-            self._suspend_stops(bits, row)
-        return fault
-
-    def _matcher(self, row: ConstrainedRow) -> Matcher:
+    def _progress_of(self, row: ConstrainedRow) -> _Progress:
         progress = self._progress.get(row.sequence_id)
         if progress is None:
             constraint = row.params.structured_output
             assert constraint is not None
             progress = _Progress(self._compiler.matcher(constraint, _room(row.params)))
             self._progress[row.sequence_id] = progress
-        new = row.output_token_ids[progress.num_tokens :]
-        if new:
-            progress.num_tokens += len(new)
-            progress.matcher.advance(new)
-        return progress.matcher
+        return progress
 
     def _suspend_stops(self, bits: Bits, row: ConstrainedRow) -> None:
         """Takes away what would end a sequence before its time, but where nothing else is left: a

@@ -75,7 +75,7 @@ class Worker:
             lambda: load_model_tokenizer(config, files.path, files.gguf),
             vocab_size=self._description.vocab_size,
             eos_token_ids=self._description.eos_token_ids,
-            num_threads=mask_threads(config.num_threads),
+            num_mask_threads=mask_threads(config.num_threads),
         )
         self._dtype = model_dtype(config.dtype, self._description, self._device)
         own = self._dtype

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pagewire.errors import (
@@ -17,10 +16,9 @@ from pagewire.errors import (
     ResourceExhaustedError,
 )
 from pagewire.structured_output import MAX_CHOICES, StructuredOutput
-from pagewire_engine import grammar_matcher, grammar_trial, structured_output
-from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
+from pagewire_engine import grammar_trial, structured_output
+from pagewire_engine.grammar_matcher import CompiledGrammar
 from pagewire_engine.structured_output import GrammarCompiler
-from pagewire_engine.token_bytes import numbers_of
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
 EOS, VOCAB_SIZE = 258, 259
@@ -217,96 +215,6 @@ def test_a_harmless_depth_passes(compiler: GrammarCompiler) -> None:
     nested = '{"type":"array","items":' * 95 + '{"type":"null"}' + "}" * 95
     assert accepts(compiler, StructuredOutput(json_schema=nested), "[" * 95 + "null" + "]" * 95)
     assert accepts(compiler, StructuredOutput(json_schema=chain(30)), '"x"')
-
-
-def make_masks(compiler: GrammarCompiler, matchers: list[Matcher]) -> list[list[int]]:
-    """The tokens that each allows, by masks made as a worker makes them."""
-    bits = np.zeros((len(matchers), 9), np.uint32)
-    if compiler.choose_to_fill(len(matchers)):
-        compiler.fill(matchers, bits)
-    else:
-        for matcher, row in zip(matchers, bits, strict=True):
-            matcher.fill_timed(row)
-    return [numbers_of(row) for row in bits]
-
-
-@pytest.mark.parametrize("num_rows", [2, 9])
-def test_an_ambiguous_grammar_is_refused_once_it_has_held_others_up(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, num_rows: int
-) -> None:
-    monkeypatch.setattr(structured_output, "SLOW_MASK_S", -1.0)
-    monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
-    together = [compiler.matcher(StructuredOutput(regex="a*")) for _ in range(num_rows)]
-    for _ in range(20):
-        make_masks(compiler, together)
-    assert "ambiguous" in (together[-1].fault() or "")
-
-
-def test_a_long_text_is_not_said_to_be_ambiguous_alone(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A choice is never ambiguous: its masks take long where its texts are long."""
-    monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
-    matcher = compiler.matcher(StructuredOutput(choice=("x" * 1000,)))
-    for _ in range(20):
-        matcher.fill_timed(np.zeros(9, np.uint32))
-    assert "its texts are too long" in (matcher.fault() or "")
-
-
-def test_what_a_mask_needs_beside_the_grammar_counts_too(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the grammars' masks are made by one call, which is not slow."""
-    monkeypatch.setattr(structured_output, "SLOW_MASK_S", 60.0)
-    monkeypatch.setattr(grammar_matcher, "SLOW_MASK_S", -1.0)
-    together = [compiler.matcher(StructuredOutput(regex="a*")) for _ in range(5)]
-    for _ in range(20):
-        compiler.fill(together, np.zeros((5, 9), np.uint32))
-    assert "ambiguous" in (together[4].fault() or "")
-
-
-@pytest.fixture
-def of_threads() -> Iterator[Callable[[int], GrammarCompiler]]:
-    """Makes compilers whose masks so many threads may make."""
-    made: list[GrammarCompiler] = []
-
-    def make(num_threads: int) -> GrammarCompiler:
-        made.append(
-            GrammarCompiler(
-                lambda: FILES,
-                vocab_size=VOCAB_SIZE,
-                eos_token_ids=[EOS],
-                num_threads=num_threads,
-            )
-        )
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def test_masks_of_many_rows_are_made_by_one_call_until_one_is_slow(
-    of_threads: Callable[[int], GrammarCompiler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = of_threads(4)
-    assert compiler.choose_to_fill(8)
-    assert not compiler.choose_to_fill(7)
-    matchers = [compiler.matcher(StructuredOutput(regex=text)) for text in "abcdefgh"]
-    assert make_masks(compiler, matchers) == [ids_of(text) for text in "abcdefgh"]
-    assert compiler.choose_to_fill(8)
-    monkeypatch.setattr(structured_output, "SLOW_MASK_S", -1.0)
-    make_masks(compiler, matchers)
-    # Each by itself, to see which of them it was.
-    assert not compiler.choose_to_fill(8)
-    assert compiler.choose_to_fill(8)
-
-
-def test_two_threads_make_masks_no_sooner_than_one(
-    of_threads: Callable[[int], GrammarCompiler],
-) -> None:
-    assert not of_threads(2).choose_to_fill(100)
-    assert not of_threads(1).choose_to_fill(100)
 
 
 def test_one_constraint_is_compiled_once_for_all_who_wait(

@@ -13,7 +13,7 @@ from pagewire.structured_output import StructuredOutput
 from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.grammars import compiled_grammar, grammar_text
 from pagewire_engine.reasoning_span import ReasoningMarks, ReasoningSpan
-from tests.fakes.constrained_walks import EOS, Grammars
+from tests.fakes.constrained_walks import EOS, Grammars, fill
 from tests.fakes.fake_engine_client import ids_of
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
@@ -53,7 +53,7 @@ def matcher_of(
 
 def allowed(matcher: Matcher) -> set[int]:
     bits = np.zeros(9, np.uint32)
-    matcher.fill_timed(bits)
+    fill(matcher, bits)
     assert matcher.fault() is None
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
 

@@ -14,11 +14,12 @@ import pytest
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.grammars import make_vocabulary
+from pagewire_engine.mask_filler import MaskFiller
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.token_bytes import TokenBytes
 from pagewire_engine.worker.grammar_masks import GrammarMasks
 from pagewire_engine.worker.sampler import SamplingRow
-from tests.fakes.constrained_walks import walk
+from tests.fakes.constrained_walks import fill, walk
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
 EOS, VOCAB_SIZE = 258, 259
@@ -30,7 +31,7 @@ TOKENS = TokenBytes(make_vocabulary(TOKENIZER_JSON, VOCAB_SIZE, [EOS])).of
 def compiler() -> Iterator[GrammarCompiler]:
     files = {"tokenizer.json": TOKENIZER_JSON}
     compiler = GrammarCompiler(
-        lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_threads=2
+        lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_mask_threads=2
     )
     yield compiler
     compiler.close()
@@ -157,8 +158,8 @@ def test_a_place_taken_up_again_allows_what_it_did(compiler: GrammarCompiler) ->
         anew = compiler.matcher(constraint(schema))
         anew.advance(ids_of(text[:cut]))
         masks = [np.zeros(-(-VOCAB_SIZE // 32), np.uint32) for _ in range(2)]
-        grown.fill_timed(masks[0])
-        anew.fill_timed(masks[1])
+        fill(grown, masks[0])
+        fill(anew, masks[1])
         assert (masks[0] == masks[1]).all()
         grown.advance([token_id])
     assert grown.fault() is None
@@ -173,22 +174,22 @@ def test_two_arrays_have_values_of_their_own(compiler: GrammarCompiler) -> None:
     matcher = compiler.matcher(constraint(schema))
     for token_id in ids_of('{"x":["b","a"],"y":["c","d"]}'):
         mask = np.zeros(-(-VOCAB_SIZE // 32), np.uint32)
-        matcher.fill_timed(mask)
+        fill(matcher, mask)
         assert mask[token_id // 32] >> np.uint32(token_id % 32) & 1
         matcher.advance([token_id])
 
 
 def test_rows_filled_together_are_as_each_alone(compiler: GrammarCompiler) -> None:
     schema = unique({"enum": ["a", "ab", "b"]})
-    texts = ['["a","', '["b","', '["a","ab","', "["]
+    texts = ['["a","', '["b","', '["a","ab","', "["] * 2
     together = [compiler.matcher(constraint(schema)) for _ in texts]
     for matcher, text in zip(together, texts, strict=True):
         matcher.advance(ids_of(text))
     bits = np.zeros((len(texts), -(-VOCAB_SIZE // 32)), np.uint32)
-    compiler.fill(together, bits)
+    MaskFiller(4).fill(together, bits, bits.ctypes.data)
     for row, text in zip(bits, texts, strict=True):
         alone = compiler.matcher(constraint(schema))
         alone.advance(ids_of(text))
         mask = np.zeros_like(row)
-        alone.fill_timed(mask)
+        fill(alone, mask)
         assert (mask == row).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +13,14 @@ import numpy as np
 import pytest
 
 from pagewire.structured_output import StructuredOutput
-from pagewire_engine import wind_down
+from pagewire_engine import end_watch, wind_down
 from pagewire_engine.grammar_endings import GrammarEndings, Tries
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.json_schemas import most_growth
+from pagewire_engine.known_way import rest_after, without_space
 from pagewire_engine.token_bytes import numbers_of
-from pagewire_engine.wind_down import Ending
-from tests.fakes.constrained_walks import EOS, Grammars
+from tests.fakes.constrained_walks import EOS, Grammars, fill
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def grammar_of(grammars: Grammars, **constraint: Any) -> CompiledGrammar:
 
 def allowed(matcher: Matcher) -> list[int]:
     bits = np.zeros(9, np.uint32)
-    matcher.fill_timed(bits)
+    fill(matcher, bits)
     assert matcher.fault() is None
     flags = np.unpackbits(bits.view(np.uint8), bitorder="little")
     return [int(n) for n in np.flatnonzero(flags)]
@@ -311,18 +312,16 @@ def test_an_output_is_not_watched_while_none_of_its_tokens_could_take_all_that_i
 def test_white_space_between_parts_is_passed_over_and_none_within_a_string(
     text: bytes, in_string: bool, bare: bytes
 ) -> None:
-    assert wind_down._without_space(text, in_string=in_string) == bare
+    assert without_space(text, in_string=in_string) == bare
 
 
-def test_a_way_is_not_followed_by_what_is_only_part_of_a_token(grammars: Grammars) -> None:
+def test_a_way_is_not_followed_by_what_is_only_part_of_a_token() -> None:
     """Of a token that ends reasoning a part is the answer's: the way is after all of it."""
-    tokens = SimpleNamespace(of=[b"</think>\n", b"\n", b"[", b"]", b"\n["], by_bytes={})
-    endings: Any = SimpleNamespace(is_json=True)
-    ending = Ending(endings, first=(1, 2, 3))
-    watched = wind_down.WindDown(ending, tokens, 50)  # type: ignore[arg-type]
-    assert watched._along(1, b"\n", in_string=False) == [2, 3]
-    assert watched._along(4, b"\n[", in_string=False) == [3]
-    assert watched._along(0, b"\n", in_string=False) is None
+    tokens: Any = SimpleNamespace(of=[b"</think>\n", b"\n", b"[", b"]", b"\n["], by_bytes={})
+    after = partial(rest_after, [1, 2, 3], tokens=tokens, is_json=True, in_string=False)
+    assert after(1, b"\n") == [2, 3]
+    assert after(4, b"\n[") == [3]
+    assert after(0, b"\n") is None
 
 
 @pytest.mark.parametrize(
@@ -389,8 +388,12 @@ MANY = {
 def test_one_that_has_used_up_its_tries_allows_the_same_when_made_anew(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch, share: int
 ) -> None:
-    for name in ("_TRIES_OF_A_TOKEN", "_TRIES_OF_A_SEQUENCE", "_TRIES_OF_A_MASK"):
-        monkeypatch.setattr(wind_down, name, getattr(wind_down, name) // share)
+    for module, name in (
+        (end_watch, "_TRIES_OF_A_TOKEN"),
+        (end_watch, "_TRIES_OF_A_SEQUENCE"),
+        (wind_down, "_TRIES_OF_A_MASK"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name) // share)
     grammar, most = grammar_of(grammars, json_schema=json.dumps(MANY)), 80
     for seed in range(6):
         matcher, choose = grammar.matcher(most), random.Random(seed)
@@ -412,7 +415,8 @@ def test_a_token_takes_no_more_tries_than_it_may(
         given.append(Tries(left))
         return given[-1]
 
-    monkeypatch.setattr(wind_down, "Tries", counted)
+    for module in (wind_down, end_watch):
+        monkeypatch.setattr(module, "Tries", counted)
     grammar = grammar_of(grammars, json_schema=json.dumps(MANY))
     written(grammars, grammar.matcher(60), 60, "abcdef")
     assert len(given) > 20

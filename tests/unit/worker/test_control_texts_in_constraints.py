@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.structured_output import GrammarCompiler
+from tests.fakes.constrained_walks import fill
 from tests.fakes.fake_engine_client import byte_tokenizer
 from tests.fakes.small_tokenizers import sentencepiece_files
 
@@ -71,7 +72,7 @@ def test_the_text_of_a_control_token_is_written_in_plain_tokens(vocabulary: str,
             # Without the token for the end, which is the only control token that is ever allowed.
             while True:
                 bits = np.zeros(-(-size // 32), np.uint32)
-                matcher.fill_timed(bits)
+                fill(matcher, bits)
                 assert matcher.fault() is None
                 flags = np.unpackbits(bits.view(np.uint8), bitorder="little")[:size]
                 allowed = {int(n) for n in np.flatnonzero(flags)}

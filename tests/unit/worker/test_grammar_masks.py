@@ -26,7 +26,7 @@ EOS, OTHER_EOS, VOCAB_SIZE = 258, 257, 275
 def compiler() -> Iterator[GrammarCompiler]:
     files = {"tokenizer.json": byte_tokenizer().to_str().encode()}
     compiler = GrammarCompiler(
-        lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS, OTHER_EOS], num_threads=2
+        lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS, OTHER_EOS], num_mask_threads=2
     )
     yield compiler
     compiler.close()
