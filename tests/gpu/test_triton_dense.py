@@ -128,6 +128,7 @@ def test_a_captured_chain_has_no_races(tokens: int) -> None:
     dense = dense_on_cuda()
     with torch.inference_mode():
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # the weights may not have been drawn yet
         with torch.cuda.stream(stream):
             alone = step(dense, layers, first, scale)
         torch.cuda.synchronize()
