@@ -162,7 +162,9 @@ class EndWatch:
             self.way = way[1:]
             return
         token = _Token(token_id, text, was_in_string, position, matcher, is_taken=True)
-        kept = self._kept(token, self._num_left)
+        kept = self._followed(token, self._num_left)
+        if kept is None:
+            kept = self._closing(token, self._num_left)
         if kept is not None:
             self.way = kept
             return
@@ -178,22 +180,27 @@ class EndWatch:
         self._way_before = found.way or self._way_before
         self._plan_next_look()
 
-    def _kept(self, token: _Token, left: int) -> list[int] | None:
-        """What is left of the way after a token that follows it, or that is within a string which
-        the way closes: what follows on a string does not depend on its text, but where that decides
-        between alternatives. None where it may be another way."""
-        way = self.way
-        if not way:
-            return None
-        in_string = token.in_string
+    def _followed(self, token: _Token, left: int) -> list[int] | None:
+        """What is left of the way after a token that follows it; None after another."""
         rest = rest_after(
-            way, token.id, token.text, self._tokens, is_json=self._is_json, in_string=in_string
+            self.way or (),
+            token.id,
+            token.text,
+            self._tokens,
+            is_json=self._is_json,
+            in_string=token.in_string,
         )
-        if rest is not None and len(rest) <= left:
-            return rest
+        return rest if rest is not None and len(rest) <= left else None
+
+    def _closing(self, token: _Token, left: int) -> list[int] | None:
+        """The way after a token within a string that it closes: what follows on a string does not
+        depend on its text, but where that decides between alternatives. None where it may be
+        another way."""
+        way = self.way
         # A quotation mark after a backslash closes nothing.
         if (
-            in_string
+            way
+            and token.in_string
             and token.position.in_string
             and not token.position.in_escape
             and len(way) <= left
@@ -244,9 +251,10 @@ class EndWatch:
         text = self._tokens.of[token_id]
         position.read(text)
         token = _Token(token_id, text, self.position.in_string, position, matcher, is_taken=False)
-        kept = self._kept(token, left)
-        if kept is not None:
-            return left - len(kept)
+        # That it could close the same string is not enough: it may decide between alternatives.
+        followed = self._followed(token, left)
+        if followed is not None:
+            return left - len(followed)
         way, num_tries = self._rejoined(token, left), tries.left
         if way is None:
             follower = matcher.deep_copy()

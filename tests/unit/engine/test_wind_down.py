@@ -150,6 +150,10 @@ STEEP: dict[str, dict[str, Any]] = {
     | {"items": {"type": "object", "required": ["a", "b"], "additionalProperties": BIG}},
     "escaped": {"type": "array", "items": {"type": "string", "pattern": '^(a|"{16})$'}},
     "below_zero": {"type": "array", "items": {"type": "number", "minimum": -1, "maximum": 1}},
+    "names_alike": {"type": "array"}
+    | {"items": {"anyOf": [_object_of("a"), _object_of("ab", *BIG["properties"])]}},
+    "kinds_alike": {"type": "array"}
+    | {"items": {"anyOf": [_of_kind("a", "x"), _of_kind("ab", "x", *BIG["properties"])]}},
 }
 
 
