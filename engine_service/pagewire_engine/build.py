@@ -14,7 +14,7 @@ from pagewire_engine.adapters.registry import AdapterRegistry
 from pagewire_engine.adapters.service import load_from_settings
 from pagewire_engine.adapters.turns import AdapterStore, AdapterTurns
 from pagewire_engine.admission import Admission
-from pagewire_engine.cpus import mask_threads, model_threads
+from pagewire_engine.cpus import model_threads
 from pagewire_engine.engine import Engine
 from pagewire_engine.executor.base import Executor
 from pagewire_engine.pooler_config import PoolerConfig
@@ -114,7 +114,6 @@ def build_engine(config: EngineConfig, report: Callable[[str], None]) -> BuiltEn
         lambda: tokenizer_files,
         vocab_size=description.vocab_size,
         eos_token_ids=description.eos_token_ids,
-        num_mask_threads=mask_threads(config.num_threads),
     )
     executor = SingleProcessExecutor(config, files, grammars)
     try:

@@ -6,9 +6,6 @@ import math
 import os
 from pathlib import Path
 
-# More threads hardly shorten 256 masks, which take some ms on one.
-_MOST_MASK_THREADS = 8
-
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """CPUs of the affinity mask, or of the container's quota where that is less; at least 1.
@@ -30,11 +27,3 @@ def model_threads(num_threads: int | None) -> int:
         return num_threads
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdigit() and int(asked) > 0 else available_cpus()
-
-
-def mask_threads(num_threads: int | None) -> int:
-    """Threads that make masks of constrained outputs: one for each CPU that the model leaves free;
-    where it leaves none, as many as the model's, which do not run yet. At most eight."""
-    of_model = model_threads(num_threads)
-    free = available_cpus() - of_model
-    return min(_MOST_MASK_THREADS, free if free > 0 else of_model)

@@ -46,10 +46,6 @@ class GrammarCompiler:
         load_files: gives the files of the model's tokenizer; called with the first constraint.
         vocab_size: rows of the output embedding.
         eos_token_ids: the model's end-of-sequence ids.
-        num_mask_threads: see `MaskFiller`.
-
-    Attributes:
-        num_mask_threads: see above.
     """
 
     def __init__(
@@ -58,12 +54,10 @@ class GrammarCompiler:
         *,
         vocab_size: int,
         eos_token_ids: Collection[int],
-        num_mask_threads: int | None = None,
     ) -> None:
         self._load_files = load_files
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(set(eos_token_ids))
-        self.num_mask_threads = num_mask_threads
         self._lock = threading.Lock()
         self._compiling: dict[StructuredOutput, Future[CompiledGrammar]] = {}
         self._live: WeakValueDictionary[StructuredOutput, CompiledGrammar] = WeakValueDictionary()

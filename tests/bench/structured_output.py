@@ -26,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pagewire_engine.build import limit_threads
-from pagewire_engine.cpus import mask_threads
 
 limit_threads(None)  # before torch is there, as an engine does
 
@@ -319,7 +318,6 @@ def main() -> None:
         lambda: load_model_tokenizer(config, files.path, files.gguf),
         vocab_size=description.vocab_size,
         eos_token_ids=description.eos_token_ids,
-        num_mask_threads=mask_threads(None),
     )
     executor = SingleProcessExecutor(config, files, grammars)
     spent, ids = Spent(), itertools.count()

@@ -12,7 +12,7 @@ import numpy as np
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.grammars import compiled_grammar, grammar_text, growth_of, make_vocabulary
-from pagewire_engine.mask_filler import MaskFiller
+from pagewire_engine.mask_filling import fill_masks
 from pagewire_engine.token_bytes import Bits, TokenBytes
 from tests.fakes.fake_engine_client import byte_tokenizer, ids_of
 
@@ -62,7 +62,7 @@ def fill(matcher: Matcher, bits: Bits) -> None:
         matcher: a sequence's.
         bits: uint32 [ceil(vocab_size / 32)], of any content.
     """
-    MaskFiller(1).fill([matcher], bits[None], bits.ctypes.data)
+    fill_masks([matcher], bits[None], bits.ctypes.data)
 
 
 class StuckError(Exception):

@@ -17,7 +17,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire_engine.cpus import available_cpus
 from pagewire_engine.end_watch import WATCHED
 from pagewire_engine.grammar_matcher import Matcher
-from pagewire_engine.mask_filler import MaskFiller
+from pagewire_engine.mask_filling import fill_masks
 from pagewire_engine.step import StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
 
@@ -138,7 +138,6 @@ class GrammarMasks:
         self, compiler: GrammarCompiler, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
         self._compiler = compiler
-        self._filler = MaskFiller(compiler.num_mask_threads)
         self._num_words = -(-vocab_size // _WORD_BITS)
         self._bits: Bits = np.zeros((0, self._num_words), np.uint32)
         self._address = 0
@@ -197,7 +196,7 @@ class GrammarMasks:
         for (_, matcher), token_id in zip(ready, last, strict=True):
             if token_id is not None:
                 matcher.follow(token_id)
-        self._filler.fill([matcher for _, matcher in ready], bits, address)
+        fill_masks([matcher for _, matcher in ready], bits, address)
         rows_of_bits: dict[int, int] = {}
         for index, (row, matcher) in enumerate(ready):
             if (fault := matcher.fault()) is not None:

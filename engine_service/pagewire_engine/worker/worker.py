@@ -9,7 +9,7 @@ import torch
 
 from pagewire.config import DEFAULT_BATCHED_TOKENS, EngineConfig
 from pagewire.errors import InvalidArgumentError
-from pagewire_engine.cpus import mask_threads, model_threads
+from pagewire_engine.cpus import model_threads
 from pagewire_engine.executor.base import PendingStep
 from pagewire_engine.model_files import ModelFiles, load_description
 from pagewire_engine.models.base import CausalLM
@@ -75,7 +75,6 @@ class Worker:
             lambda: load_model_tokenizer(config, files.path, files.gguf),
             vocab_size=self._description.vocab_size,
             eos_token_ids=self._description.eos_token_ids,
-            num_mask_threads=mask_threads(config.num_threads),
         )
         self._dtype = model_dtype(config.dtype, self._description, self._device)
         own = self._dtype

@@ -14,7 +14,7 @@ import pytest
 from pagewire.sampling_params import SamplingParams
 from pagewire.structured_output import StructuredOutput
 from pagewire_engine.grammars import make_vocabulary
-from pagewire_engine.mask_filler import MaskFiller
+from pagewire_engine.mask_filling import fill_masks
 from pagewire_engine.structured_output import GrammarCompiler
 from pagewire_engine.token_bytes import TokenBytes
 from pagewire_engine.worker.grammar_masks import GrammarMasks
@@ -30,9 +30,7 @@ TOKENS = TokenBytes(make_vocabulary(TOKENIZER_JSON, VOCAB_SIZE, [EOS])).of
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
     files = {"tokenizer.json": TOKENIZER_JSON}
-    compiler = GrammarCompiler(
-        lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_mask_threads=2
-    )
+    compiler = GrammarCompiler(lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
     yield compiler
     compiler.close()
 
@@ -181,12 +179,12 @@ def test_two_arrays_have_values_of_their_own(compiler: GrammarCompiler) -> None:
 
 def test_rows_filled_together_are_as_each_alone(compiler: GrammarCompiler) -> None:
     schema = unique({"enum": ["a", "ab", "b"]})
-    texts = ['["a","', '["b","', '["a","ab","', "["] * 2
+    texts = ['["a","', '["b","', '["a","ab","', "["]
     together = [compiler.matcher(constraint(schema)) for _ in texts]
     for matcher, text in zip(together, texts, strict=True):
         matcher.advance(ids_of(text))
     bits = np.zeros((len(texts), -(-VOCAB_SIZE // 32)), np.uint32)
-    MaskFiller(4).fill(together, bits, bits.ctypes.data)
+    fill_masks(together, bits, bits.ctypes.data)
     for row, text in zip(bits, texts, strict=True):
         alone = compiler.matcher(constraint(schema))
         alone.advance(ids_of(text))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire_engine import cpus as cpus_module
-from pagewire_engine.cpus import available_cpus, mask_threads, model_threads
+from pagewire_engine.cpus import available_cpus, model_threads
 
 
 @pytest.mark.parametrize(
@@ -30,14 +29,3 @@ def test_what_was_asked_for_goes_before_the_environment(monkeypatch: pytest.Monk
     assert model_threads(None) == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert model_threads(None) == available_cpus()
-
-
-def test_masks_have_the_cpus_that_the_model_leaves_else_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(cpus_module, "available_cpus", lambda: 6)
-    assert mask_threads(4) == 2
-    assert mask_threads(None) == 6
-    monkeypatch.setattr(cpus_module, "available_cpus", lambda: 64)
-    assert mask_threads(2) == 8

@@ -25,9 +25,7 @@ EOS, OTHER_EOS, VOCAB_SIZE = 258, 257, 275
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
     files = {"tokenizer.json": byte_tokenizer().to_str().encode()}
-    compiler = GrammarCompiler(
-        lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS, OTHER_EOS], num_mask_threads=2
-    )
+    compiler = GrammarCompiler(lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS, OTHER_EOS])
     yield compiler
     compiler.close()
 
