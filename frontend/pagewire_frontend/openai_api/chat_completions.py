@@ -40,8 +40,6 @@ async def create_chat_completion(serving: Serving, request: Request) -> Response
     body = await read_body(request, ChatBody)
     streams = body.streams
     names = {"prompt": "messages", "prompt_token_ids": "messages"} | body.field_names
-    if body.max_completion_tokens is not None and body.max_tokens is None:
-        names["max_tokens"] = "max_completion_tokens"
     with renaming(names):
         generation_request = await chat_request(serving, request, body)
     generation = await serving.start(generation_request, names)

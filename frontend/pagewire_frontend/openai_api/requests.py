@@ -14,10 +14,7 @@ from pagewire.errors import InvalidArgumentError
 from pagewire.sampling_params import MAX_LOGPROBS, SamplingParams, check_count, check_range
 from pagewire_frontend.generation_types import MAX_PROMPTS
 from pagewire_frontend.openai_api.field_types import Integers, Objects
-from pagewire_frontend.openai_api.legacy_functions import (
-    LEGACY_NAMES,
-    legacy_tool_use,
-)
+from pagewire_frontend.openai_api.legacy_functions import LEGACY_NAMES, legacy_tool_use
 from pagewire_frontend.openai_api.sampling_body import SamplingBody
 from pagewire_frontend.openai_api.unsupported import IN_CHATS, IN_COMPLETIONS, Refused
 from pagewire_frontend.tool_choice import ToolDefinition, ToolUse, tool_use
@@ -63,6 +60,7 @@ class CompletionBody(SamplingBody):
             if self.echo:
                 changes["prompt_logprobs"] = max(self.logprobs, self._num_prompt_logprobs())
         if self.prompt_only:
+            # An echo without log probabilities too, for which there are no parameters of 0 tokens.
             return self.model_copy(update={"max_tokens": 1}).sampling_params(defaults, **changes)
         return self.sampling_params(defaults, **changes)
 
@@ -147,7 +145,12 @@ class ChatBody(SamplingBody):
     @property
     def field_names(self) -> dict[str, str]:
         """What the client called fields that errors name otherwise."""
-        return super().field_names | (LEGACY_NAMES if self.functions else {})
+        names = super().field_names
+        if self.functions:
+            names |= LEGACY_NAMES
+        if self.max_completion_tokens is not None and self.max_tokens is None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
     @property
     def calls_fit_max_tokens(self) -> bool | None:
@@ -177,12 +180,6 @@ class ChatBody(SamplingBody):
         if self.max_tokens not in (None, self.max_completion_tokens):
             raise InvalidArgumentError(
                 "max_tokens", "differs from max_completion_tokens, its newer name: set one"
-            )
-        if self.max_completion_tokens < 0 or (
-            self.max_completion_tokens == 0 and self.prompt_logprobs is None
-        ):
-            raise InvalidArgumentError(
-                "max_completion_tokens", f"must be at least 1, not {self.max_completion_tokens}"
             )
         return self.sampling_params(defaults, max_tokens=self.max_completion_tokens, **changes)
 

@@ -167,6 +167,11 @@ class ResponsesBody(BaseModel):
                 raise InvalidArgumentError("include", f"{name!r:.80} is not supported")
         if self.top_logprobs and not self.with_logprobs:
             raise InvalidArgumentError("top_logprobs", f"needs include=[{LOGPROBS!r}]")
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            # Here, where no prompt is scored alone.
+            raise InvalidArgumentError(
+                "max_output_tokens", f"must be at least 1, not {self.max_output_tokens}"
+            )
         if self.truncation not in (None, "disabled"):
             raise InvalidArgumentError(
                 "truncation", "must be 'disabled': a conversation that is too long is refused"

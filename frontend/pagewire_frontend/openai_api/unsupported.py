@@ -45,20 +45,19 @@ IN_CHATS: Refused = {
     "echo": (False,),
     "add_special_tokens": (False,),
 }
+_FUNCTIONS: Refused = {"functions": ([],), "function_call": ("none", "auto")}
 IN_COMPLETIONS: Refused = {
     **_WHERE_TEXT_IS_MADE,
     # What only chats have.
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
+    **_FUNCTIONS,
     "documents": ([],),
     "thinking_token_budget": (),
 }
 IN_RESPONSES: Refused = {
     **{name: values for name, values in IN_CHATS.items() if name not in ("store", "verbosity")},
-    "functions": ([],),
-    "function_call": ("none", "auto"),
+    **_FUNCTIONS,
     "background": (False,),
     "conversation": (),
     "prompt": (),

@@ -1,4 +1,5 @@
-"""`POST /v1/embeddings`, `/pooling`, `/classify`, `/score` and `/v1/rerank`."""
+"""`POST /v1/embeddings`, `/pooling`, `/classify`, `/score` and `/v1/rerank`, under all of their
+names."""
 
 from __future__ import annotations
 

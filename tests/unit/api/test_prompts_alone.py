@@ -22,6 +22,7 @@ from tests.fakes.frontend import (
     sse_events,
 )
 
+HELLO = {"role": "user", "content": "a"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 REASONS = "{# <think> </think> #}{% for m in messages %}{{ m.content }}{% endfor %}<think>"
 
@@ -126,17 +127,30 @@ async def test_a_chats_prompt_can_be_scored(name: str, more: dict[str, Any]) -> 
 )
 async def test_no_token_of_nothing_is_refused(path: str, body: dict[str, Any], field: str) -> None:
     if path == "chat/completions":
-        body = {"messages": [{"role": "user", "content": "a"}], **body}
+        body = {"messages": [HELLO], **body}
     async with http_client(await make_serving(FakeEngineClient())) as http:
         response = await http.post(f"/v1/{path}", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
 
 
-async def test_the_refusal_says_what_is_needed() -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "takes_scores"),
+    [
+        ("completions", {"prompt": "a", "max_tokens": 0}, True),
+        ("chat/completions", {"messages": [HELLO], "max_tokens": 0}, True),
+        ("chat/completions", {"messages": [HELLO], "max_completion_tokens": 0}, True),
+        ("responses", {"input": "a", "max_output_tokens": 0}, False),
+    ],
+)
+async def test_the_refusal_says_what_is_needed_where_it_can_be_had(
+    path: str, body: dict[str, Any], takes_scores: bool
+) -> None:
     async with http_client(await make_serving(FakeEngineClient())) as http:
-        response = await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 0})
-    assert "needs prompt_logprobs (or echo" in response.json()["error"]["message"]
+        response = await http.post(f"/v1/{path}", json=body)
+    message = response.json()["error"]["message"]
+    assert "must be at least 1, not 0" in message
+    assert ("needs prompt_logprobs (or echo" in message) is takes_scores
 
 
 SCORED = sampling_pb2.SamplingParams(max_tokens=0, prompt_logprobs=0)
