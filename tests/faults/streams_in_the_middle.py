@@ -87,7 +87,7 @@ async def catch_in_the_middle(
         cases: what to ask.
         http, target: the frontend's addresses.
         expected: undisturbed answers.
-        engines: their processes.
+        engines: ids of their processes.
     """
     for _ in range(_ATTEMPTS):
         caught = CaughtStreams(cases, http, target)

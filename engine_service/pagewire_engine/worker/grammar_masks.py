@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pagewire.errors import PagewireError
@@ -20,8 +19,8 @@ from pagewire_engine.grammar_matcher import Matcher
 from pagewire_engine.mask_filling import fill_masks
 from pagewire_engine.step import StepPlan
 from pagewire_engine.structured_output import GrammarCompiler
+from pagewire_engine.token_bytes import Bits
 
-Bits = npt.NDArray[np.uint32]
 _WORD_BITS = 32
 
 
@@ -183,7 +182,7 @@ class GrammarMasks:
         if not constrained:
             return Masks({}, bits, [])
         ready: list[tuple[ConstrainedRow, Matcher]] = []
-        last: list[int | None] = []
+        taken: list[tuple[Matcher, int]] = []
         refused: list[tuple[int, str]] = []
         for row in constrained:
             try:
@@ -191,11 +190,13 @@ class GrammarMasks:
             except PagewireError as error:
                 refused.append((row.sequence_id, error.message))
                 continue
-            last.append(progress.consume(row.output_token_ids))
-            ready.append((row, progress.matcher))
-        for (_, matcher), token_id in zip(ready, last, strict=True):
+            token_id = progress.consume(row.output_token_ids)
             if token_id is not None:
-                matcher.follow(token_id)
+                taken.append((progress.matcher, token_id))
+            ready.append((row, progress.matcher))
+        # One kind of work after the other here too: see `fill_masks`.
+        for matcher, token_id in taken:
+            matcher.follow(token_id)
         fill_masks([matcher for _, matcher in ready], bits, address)
         rows_of_bits: dict[int, int] = {}
         for index, (row, matcher) in enumerate(ready):
