@@ -1,6 +1,6 @@
 """Constraints on outputs, compiled by llguidance against the model's vocabulary.
 
-A constraint is compiled when its request is admitted, on threads of its own: no step waits for it.
+A constraint is compiled when its request is admitted, on a thread of its own: no step waits for it.
 The worker then takes a copy of the compiled matcher for each sequence.
 """
 

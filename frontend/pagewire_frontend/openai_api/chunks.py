@@ -24,10 +24,10 @@ FINISH_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """How calls are told.
+    """How the calls of an answer are told to a client, which knows one shape of them.
 
     Attributes:
-        finish_names: of reasons.
+        finish_names: what the reasons for an end are called.
         delta: what is new of calls, as fields of a delta.
         whole: calls, as fields of a message.
     """
@@ -49,7 +49,7 @@ class ChunkFormat:
         created: Unix time, seconds.
         num_choices: choice indexes below this will be asked for.
         include_usage: every chunk gets `"usage": null`, as OpenAI's do where the last has one.
-        finish_names: of reasons.
+        finish_names: what the reasons for an end are called.
     """
 
     def __init__(
