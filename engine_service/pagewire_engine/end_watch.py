@@ -69,7 +69,6 @@ class _Token(NamedTuple):
     Attributes:
         id, text: the token, and what the output gets by it.
         in_string: it begins within a string.
-        position: after it.
         matcher: the sequence's.
         is_taken: `matcher` is after it; else before it.
     """
@@ -77,7 +76,6 @@ class _Token(NamedTuple):
     id: int
     text: bytes
     in_string: bool
-    position: JsonPosition
     matcher: LLMatcher
     is_taken: bool
 
@@ -98,6 +96,7 @@ class EndWatch:
     Attributes:
         way: to the end; None or empty while none is needed.
         position: in JSON, after the output.
+        enough: with more tokens to spare any may come.
     """
 
     __slots__ = (
@@ -112,6 +111,7 @@ class EndWatch:
         "_tries_left",
         "_watched",
         "_way_before",
+        "enough",
         "position",
         "way",
     )
@@ -128,9 +128,10 @@ class EndWatch:
         self._tried = _NONE_TRIED
         self._tries_left = _TRIES_OF_A_SEQUENCE
         self._num_left = max_tokens
-        self._watched = WATCHED
+        self.enough = self._watched = WATCHED
         if self._growth is not None:
-            self._watched = min(WATCHED, kept + self._growth + _SLACK)
+            self.enough = min(WATCHED, kept + self._growth)
+            self._watched = min(WATCHED, self.enough + _SLACK)
         self._next_look = max_tokens
         self._plan_next_look()
         self._least_depth = 1  # The way has what ends the whole value.
@@ -161,12 +162,15 @@ class EndWatch:
         if way and way[0] == token_id and len(way) <= self._num_left + 1:
             self.way = way[1:]
             return
-        token = _Token(token_id, text, was_in_string, position, matcher, is_taken=True)
-        kept = self._followed(token, self._num_left)
-        if kept is None:
-            kept = self._closing(token, self._num_left)
-        if kept is not None:
-            self.way = kept
+        goes_on = was_in_string and position.in_string
+        if goes_on and b'"' not in text and self._only_closes(matcher, same_string=True):
+            return
+        token = _Token(token_id, text, was_in_string, matcher, is_taken=True)
+        followed = self._followed(token, self._num_left)
+        if followed is not None:
+            self.way = followed
+            return
+        if goes_on and self._only_closes(matcher, same_string=False):
             return
         if matcher.is_stopped():
             self.way = None
@@ -180,6 +184,20 @@ class EndWatch:
         self._way_before = found.way or self._way_before
         self._plan_next_look()
 
+    def _only_closes(self, matcher: LLMatcher, *, same_string: bool) -> bool:
+        """Whether the way begins with the end of a string that goes on, and may still. What follows
+        on a string does not depend on its text, but where that decides between alternatives: of
+        the same string that is found out once it matters."""
+        way = self.way
+        # A quotation mark after a backslash closes nothing.
+        if not way or len(way) > self._num_left or self.position.in_escape:
+            return False
+        if self._tokens.of[way[0]][:1] != b'"':
+            return False
+        if same_string and self._num_left - len(way) > self.enough:
+            return True
+        return is_way(matcher, way[:AFTER_STRING])
+
     def _followed(self, token: _Token, left: int) -> list[int] | None:
         """What is left of the way after a token that follows it; None after another."""
         rest = rest_after(
@@ -191,24 +209,6 @@ class EndWatch:
             in_string=token.in_string,
         )
         return rest if rest is not None and len(rest) <= left else None
-
-    def _closing(self, token: _Token, left: int) -> list[int] | None:
-        """The way after a token within a string that it closes: what follows on a string does not
-        depend on its text, but where that decides between alternatives. None where it may be
-        another way."""
-        way = self.way
-        # A quotation mark after a backslash closes nothing.
-        if (
-            way
-            and token.in_string
-            and token.position.in_string
-            and not token.position.in_escape
-            and len(way) <= left
-            and self._tokens.of[way[0]][:1] == b'"'
-            and token.leads_to(way[:AFTER_STRING])
-        ):
-            return way
-        return None
 
     def _rejoined(self, token: _Token, left: int) -> list[int] | None:
         """The way, or the rest of it that some tokens are skipped for, if that can follow on a
@@ -247,10 +247,8 @@ class EndWatch:
             tries: that may be made to find one.
         """
         left = self._num_left - 1
-        position = self.position.copy()
         text = self._tokens.of[token_id]
-        position.read(text)
-        token = _Token(token_id, text, self.position.in_string, position, matcher, is_taken=False)
+        token = _Token(token_id, text, self.position.in_string, matcher, is_taken=False)
         # That it could close the same string is not enough: it may decide between alternatives.
         followed = self._followed(token, left)
         if followed is not None:
@@ -262,6 +260,8 @@ class EndWatch:
                 return None
             if follower.is_stopped():
                 return left
+            position = self.position.copy()
+            position.read(text)
             known = self.way or self._way_before
             way = self._endings.shortest(follower, position, left, tries=tries, known=known)
         num_tries -= tries.left

@@ -107,12 +107,13 @@ class Matcher:
 
     def fault(self) -> str | None:
         """Why the sequence can't go on under its grammar; None if it can."""
-        if self.inner.is_error():
-            from pagewire_engine.grammars import reason
+        if self.inner.is_stopped():  # at its end, or by an error
+            if self.inner.is_error():
+                from pagewire_engine.grammars import reason
 
-            return f"the output can't be kept to it: {reason(self.inner.get_error())}"
-        if self.inner.is_stopped() and not self.inner.is_accepting():
-            return "it allows nothing that could follow on what has been produced"
+                return f"the output can't be kept to it: {reason(self.inner.get_error())}"
+            if not self.inner.is_accepting():
+                return "it allows nothing that could follow on what has been produced"
         if self._is_stuck:
             return "the items of an array have to differ, and no other can follow"
         if self.num_slow_masks > _MOST_SLOW_MASKS:

@@ -55,7 +55,7 @@ class WindDown:
         watch: to be told of each token. While it has no way, nothing is taken out of masks.
     """
 
-    __slots__ = ("_hard", "_is_json", "_lean", "_near", "_restricted", "_soft", "_tokens", "watch")
+    __slots__ = ("_hard", "_is_json", "_lean", "_near", "_soft", "_tokens", "watch")
 
     def __init__(self, ending: Ending, tokens: TokenBytes, max_tokens: int) -> None:
         self._is_json = ending.endings.is_json
@@ -64,14 +64,12 @@ class WindDown:
         self._soft = min(_MOST_SOFT, max_tokens // _SOFT_SHARE)
         self.watch = EndWatch(ending, tokens, max_tokens, kept=self._hard)
         if ending.growth is None:
-            self._restricted, self._near = WATCHED, _NEAR
+            self._near = _NEAR
             # An item may be about as long as the shortest output: begin none that does not fit.
             self._lean = min(WATCHED, self._soft + len(ending.first or ()))
         else:
-            # What a token begins still leaves enough where more is to spare.
-            self._restricted = min(WATCHED, self._hard + ending.growth)
-            self._near = min(_NEAR, self._restricted)
-            self._lean = min(self._restricted, self._soft + ending.growth)
+            self._near = min(_NEAR, self.watch.enough)
+            self._lean = min(self.watch.enough, self._soft + ending.growth)
 
     def only_token(self, matcher: LLMatcher, *, in_reasoning: bool) -> int | None:
         """The token that has to come where the way alone is left; None where others may.
@@ -101,7 +99,7 @@ class WindDown:
             in_reasoning: the sequence ends within reasoning.
         """
         way, spare = self.watch.way, self.watch.spare()
-        if not way or spare is None or spare > self._restricted:
+        if not way or spare is None or spare > self.watch.enough:
             return
         word, bit = way[0] // 32, np.uint32(1 << way[0] % 32)
         if not bits[word] & bit:  # items would be the same

@@ -115,11 +115,11 @@ class _Progress:
         new = output_token_ids[self._num_tokens :]
         if not new:
             return None
+        *before, last = new
         self._num_tokens += len(new)
-        if len(new) > 1:
-            self.matcher.advance(new[:-1])
-        self.matcher.inner.consume_token(new[-1])
-        return new[-1]
+        self.matcher.advance(before)
+        self.matcher.inner.consume_token(last)
+        return last
 
 
 class GrammarMasks:
@@ -186,7 +186,7 @@ class GrammarMasks:
         refused: list[tuple[int, str]] = []
         for row in constrained:
             try:
-                progress = self._progress_of(row)
+                progress = self._progress.get(row.sequence_id) or self._begun(row)
             except PagewireError as error:
                 refused.append((row.sequence_id, error.message))
                 continue
@@ -221,13 +221,11 @@ class GrammarMasks:
     def _thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "grammar-masks")
 
-    def _progress_of(self, row: ConstrainedRow) -> _Progress:
-        progress = self._progress.get(row.sequence_id)
-        if progress is None:
-            constraint = row.params.structured_output
-            assert constraint is not None
-            progress = _Progress(self._compiler.matcher(constraint, _room(row.params)))
-            self._progress[row.sequence_id] = progress
+    def _begun(self, row: ConstrainedRow) -> _Progress:
+        constraint = row.params.structured_output
+        assert constraint is not None
+        progress = _Progress(self._compiler.matcher(constraint, _room(row.params)))
+        self._progress[row.sequence_id] = progress
         return progress
 
     def _suspend_stops(self, bits: Bits, row: ConstrainedRow) -> None:
