@@ -12,6 +12,7 @@ from pagewire.errors import InvalidArgumentError
 from pagewire.v1 import inference_pb2
 from pagewire_frontend.tool_choice import constraint_for, tool_use
 from pagewire_frontend.tool_parsers import TOOL_PARSERS
+from tests.fakes.calling_model import replying
 from tests.fakes.fake_engine_client import FakeEngineClient
 from tests.fakes.frontend import (
     chat_request,
@@ -22,10 +23,6 @@ from tests.fakes.frontend import (
     sse_events,
 )
 
-TEMPLATE = (
-    "{# <tool_call> #}{% for t in tools or [] %}{{ t.function.name }},{% endfor %}"
-    "{% for m in messages %}{{ m.content }}{% endfor %}"
-)
 NAMES = ("find", "read", "erase")
 TOOLS = [
     {
@@ -48,10 +45,6 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 def in_responses(mode: str, *names: str) -> dict[str, Any]:
     tools = [{"type": "function", "name": name} for name in names]
     return {"type": "allowed_tools", "mode": mode, "tools": tools}
-
-
-def replying(reply: str) -> FakeEngineClient:
-    return FakeEngineClient(reply=lambda request, index: reply, chat_template=TEMPLATE)
 
 
 async def post(client: FakeEngineClient, path: str = "/v1/chat/completions", **body: Any) -> Any:

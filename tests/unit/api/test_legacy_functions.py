@@ -8,22 +8,15 @@ from typing import Any
 import openai
 import pytest
 
+from tests.fakes.calling_model import replying
 from tests.fakes.fake_engine_client import FakeEngineClient
 from tests.fakes.frontend import http_client, make_serving, running_frontend, sse_events
 
-TEMPLATE = (
-    "{# <tool_call> #}{% for t in tools or [] %}{{ t.function.name }},{% endfor %}"
-    "{% for m in messages %}{{ m.content }}{% endfor %}"
-)
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTIONS = [{"name": "weather", "description": "d", "parameters": PARAMETERS}, {"name": "now"}]
 ARGUMENTS = '{"city": "Zürich"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-
-
-def replying(reply: str, **settings: Any) -> FakeEngineClient:
-    return FakeEngineClient(reply=lambda request, index: reply, chat_template=TEMPLATE, **settings)
 
 
 async def chat(client: FakeEngineClient, **body: Any) -> Any:
