@@ -35,8 +35,9 @@ _TRIES_OF_A_TOKEN = 4096
 _TRIES_OF_A_SEQUENCE = 1 << 16
 # Tokens of the way that are looked at while a string goes on.
 AFTER_STRING = 2
-# How long it takes to look again where no way was found that fits.
-_PAUSE = 32
+# How long it takes to look again where no way was found that fits, at most, and as a share of what
+# there would be to spare beyond the last that was known.
+_PAUSE, _PAUSE_SHARE = 32, 8
 
 
 class Ending(NamedTuple):
@@ -284,7 +285,12 @@ class EndWatch:
         spare = self.spare()
         self._least_depth = self.position.depth
         if spare is None:
-            self._next_look = self._num_left - _PAUSE
+            # Where a way was known it is mostly lost for some tokens only: within a character, or a
+            # mark of reasoning. There may be little time left then.
+            spare_before = self._num_left - len(self._way_before)
+            may_come_back = bool(self._way_before) and spare_before >= 0
+            pause = min(_PAUSE, spare_before // _PAUSE_SHARE) if may_come_back else _PAUSE
+            self._next_look = self._num_left - max(1, pause)
         elif spare <= self._watched + _WORTHWHILE:
             self._next_look = self._num_left
         elif self._growth is None:

@@ -31,7 +31,8 @@ def rest_after(
     """
     if way and way[0] == token_id:
         return [*way[1:]]
-    if text != tokens.of[token_id]:  # reasoning has ended within the token, or before it
+    # Reasoning has ended within the token, or before it; or a control token has begun it.
+    if text != tokens.of[token_id] or not text:
         return None
     rest = _after(way, text, tokens)
     if rest is not None or not is_json:

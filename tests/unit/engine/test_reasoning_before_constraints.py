@@ -18,7 +18,7 @@ from tests.fakes.fake_engine_client import ids_of
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 UNIQUE = '{"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 2, "uniqueItems": true}'
-CONTROL_END = 257
+CONTROL_START, CONTROL_END = 256, 257
 KINDS: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": SCHEMA}, '{"a": 5}'),
     ({"json_object": True}, '{"a": 5}'),
@@ -120,6 +120,33 @@ def test_reasoning_is_ended_while_there_is_room_for_the_answer(grammars: Grammar
         assert 40 < len(text) - len(text.lstrip(b"m")) < 100
         assert len(output) < 120
         assert json.loads(text[text.rindex(b"{") :])
+
+
+@pytest.mark.parametrize(
+    ("start", "thought", "control", "least"),
+    [
+        (None, "é", {}, 36),
+        (None, "mm☃", {"</think>": CONTROL_END}, 36),
+        ("<think>", "<think>", {}, 36),
+        ("<think>", "<think>é", {"</think>": CONTROL_END}, 36),
+        ("<think>", "", {"<think>": CONTROL_START, "</think>": CONTROL_END}, 10),
+    ],
+)
+def test_reasoning_is_ended_in_time_whatever_it_can_not_be_ended_within(
+    grammars: Grammars, start: str | None, thought: str, control: Mapping[str, int], least: int
+) -> None:
+    """A character of several tokens, and a mark of reasoning."""
+    begun = [CONTROL_START] if CONTROL_START in control.values() else ids_of(thought)
+    for most in (*range(least, least + 9), 50, 64, 90):
+        made: dict[str, Any] = {"start": start, "control": control, "max_tokens": most}
+        matcher = matcher_of(grammars, {"json_schema": SCHEMA}, **made)
+        output: list[int] = []
+        while len(output) < most and (options := allowed(matcher)) != {EOS}:
+            liked = [*begun, *ids_of("mm" + thought.removeprefix(start or "")) * most][len(output)]
+            options -= {EOS}
+            output.append(liked if liked in options else min(options))
+            matcher.advance(output[-1:])
+        assert len(output) < most, b"".join(grammars.tokens.of[n] for n in output)
 
 
 def test_items_differ_after_reasoning_that_looks_like_them(grammars: Grammars) -> None:
