@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 WATCHED = 256
 # To spare beside what one token may begin, where that is known: another may begin a little more.
 _SLACK = 2
-# Tokens for which it is worth to lose the way: to find it again takes as long as to keep to it.
+# The way is let go where it matters later than after so many tokens: to find it again takes about
+# as long as to follow it for them.
 _WORTHWHILE = 8
 # A token mostly takes the place of none or some of the way's first.
 _MOST_SKIPPED = 3
@@ -95,7 +96,7 @@ class EndWatch:
         kept: tokens that are to be left beyond the way whatever a token begins.
 
     Attributes:
-        way: to the end; None or empty while none is needed.
+        way: to the end; None while none is needed, or none is known; empty at the end.
         position: in JSON, after the output.
         enough: with more tokens to spare any may come.
     """
@@ -133,7 +134,6 @@ class EndWatch:
         if self._growth is not None:
             self.enough = min(WATCHED, kept + self._growth)
             self._watched = min(WATCHED, self.enough + _SLACK)
-        self._next_look = max_tokens
         self._plan_next_look()
         self._least_depth = 1  # The way has what ends the whole value.
 
@@ -186,9 +186,12 @@ class EndWatch:
         self._plan_next_look()
 
     def _only_closes(self, matcher: LLMatcher, *, same_string: bool) -> bool:
-        """Whether the way begins with the end of a string that goes on, and may still. What follows
-        on a string does not depend on its text, but where that decides between alternatives: of
-        the same string that is found out once it matters."""
+        """Whether the way begins with the end of a string that goes on, and may still.
+
+        What follows on a string does not depend on its text, but where that decides between
+        alternatives. Of the same string that is found out once it matters, as of all that comes
+        while no way is known.
+        """
         way = self.way
         # A quotation mark after a backslash closes nothing.
         if not way or len(way) > self._num_left or self.position.in_escape:
@@ -305,4 +308,5 @@ class EndWatch:
 
 
 def is_way(matcher: LLMatcher, token_ids: list[int]) -> bool:
+    """Whether all these tokens may follow, one after the other; the matcher is not moved."""
     return matcher.validate_tokens(token_ids) == len(token_ids)

@@ -31,17 +31,16 @@ class Matcher:
 
     Attributes:
         inner: see above.
-        num_slow_masks: its masks that took long.
     """
 
     __slots__ = (
         "_is_stuck",
+        "_num_slow_masks",
         "_reasoning",
         "_tokens",
         "_unique_items",
         "_wind_down",
         "inner",
-        "num_slow_masks",
     )
 
     def __init__(
@@ -57,7 +56,7 @@ class Matcher:
         self._reasoning = reasoning
         self._unique_items = unique_items
         self._wind_down = wind_down
-        self.num_slow_masks = 0
+        self._num_slow_masks = 0
         self._is_stuck = False
 
     @property
@@ -92,6 +91,10 @@ class Matcher:
             self.inner.consume_token(token_id)
             self.follow(token_id)
 
+    def notice_slow_mask(self) -> None:
+        """A mask of it has taken long. Many that do are a fault."""
+        self._num_slow_masks += 1
+
     def follow(self, token_id: int) -> None:
         """Takes notice of a token that `inner` has consumed. To be called after each."""
         if self._wind_down is None and self._unique_items is None:
@@ -116,7 +119,7 @@ class Matcher:
                 return "it allows nothing that could follow on what has been produced"
         if self._is_stuck:
             return "the items of an array have to differ, and no other can follow"
-        if self.num_slow_masks > _MOST_SLOW_MASKS:
+        if self._num_slow_masks > _MOST_SLOW_MASKS:
             return (
                 "each token takes too long: its texts are too long, or it is too ambiguous; "
                 "shorten or simplify it"

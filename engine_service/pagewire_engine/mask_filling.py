@@ -10,7 +10,7 @@ from pagewire_engine.token_bytes import Bits
 
 # All sequences of a step wait for its masks, which take some 50 us each. A new part of a grammar
 # may take 30 ms, once; who needs as long again and again holds up the others.
-SLOW_MASK_S = 0.02
+_SLOW_MASK_S = 0.02
 
 
 def fill_masks(matchers: Sequence[Matcher], bits: Bits, address: int) -> None:
@@ -41,10 +41,12 @@ def fill_masks(matchers: Sequence[Matcher], bits: Bits, address: int) -> None:
     clock = _Clock()
     for index, matcher in left:
         matcher.inner.unsafe_compute_mask_ptr(address + index * num_bytes, num_bytes)
-        matcher.num_slow_masks += clock.was_slow()
+        if clock.was_slow():
+            matcher.notice_slow_mask()
     for index, matcher in watched:
         matcher.restrict(bits[index])
-        matcher.num_slow_masks += clock.was_slow()
+        if clock.was_slow():
+            matcher.notice_slow_mask()
 
 
 class _Clock:
@@ -64,9 +66,9 @@ class _Clock:
     def was_slow(self) -> bool:
         """Whether what was done since it was last asked, or made, took longer than a mask may."""
         started, self._started = self._started, time.perf_counter()
-        if self._started - started <= SLOW_MASK_S:
+        if self._started - started <= _SLOW_MASK_S:
             return False
         cpu_then, self._cpu_then = self._cpu_then, time.thread_time()
         # What was done before took no more of the thread's time than of the wall's.
         before, self._asked_at = started - self._asked_at, self._started
-        return self._cpu_then - cpu_then - before > SLOW_MASK_S
+        return self._cpu_then - cpu_then - before > _SLOW_MASK_S

@@ -43,7 +43,7 @@ def matchers_of(compiler: GrammarCompiler, *regexes: str) -> list[Matcher]:
 def test_an_ambiguous_grammar_is_refused_once_it_has_held_others_up(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mask_filling, "SLOW_MASK_S", -1.0)
+    monkeypatch.setattr(mask_filling, "_SLOW_MASK_S", -1.0)
     together = matchers_of(compiler, "a*", "a*")
     for _ in range(20):
         filled(together)
@@ -54,7 +54,7 @@ def test_a_long_text_is_not_said_to_be_ambiguous_alone(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A choice is never ambiguous: its masks take long where its texts are long."""
-    monkeypatch.setattr(mask_filling, "SLOW_MASK_S", -1.0)
+    monkeypatch.setattr(mask_filling, "_SLOW_MASK_S", -1.0)
     matcher = compiler.matcher(StructuredOutput(choice=("x" * 1000,)))
     for _ in range(20):
         filled([matcher])
@@ -67,33 +67,45 @@ def busy(seconds: float) -> None:
         pass
 
 
-def taking(compute: Callable[[], None], restrict: Callable[[], None] = lambda: None) -> Any:
+class Taking:
     """A matcher whose masks take a while."""
-    return SimpleNamespace(
-        inner=SimpleNamespace(unsafe_compute_mask_ptr=lambda *_: compute()),
-        is_free=False,
-        only_token=lambda: None,
-        restrict=lambda _: restrict(),
-        num_slow_masks=0,
-    )
+
+    is_free = False
+
+    def __init__(
+        self, compute: Callable[[], None], restrict: Callable[[], None] = lambda: None
+    ) -> None:
+        self.inner = SimpleNamespace(unsafe_compute_mask_ptr=lambda *_: compute())
+        self.restrict = lambda _: restrict()
+        self.num_slow_masks = 0
+
+    def only_token(self) -> None:
+        return None
+
+    def notice_slow_mask(self) -> None:
+        self.num_slow_masks += 1
+
+
+def slow_masks(matchers: list[Taking]) -> list[int]:
+    """How many slow masks each is told of in one step."""
+    filled(matchers)  # type: ignore[arg-type]
+    return [each.num_slow_masks for each in matchers]
 
 
 def test_what_a_mask_needs_beside_the_grammar_counts_too() -> None:
-    matchers = [taking(lambda: None), taking(lambda: None, lambda: busy(0.03))]
-    filled(matchers)
-    assert [each.num_slow_masks for each in matchers] == [0, 1]
+    matchers = [Taking(lambda: None), Taking(lambda: None, lambda: busy(0.03))]
+    assert slow_masks(matchers) == [0, 1]
 
 
 def test_time_in_which_others_had_the_cpu_is_not_counted() -> None:
     matchers = [
-        taking(lambda: time.sleep(0.03)),
-        taking(lambda: busy(0.03)),
-        taking(lambda: busy(0.001)),
-        taking(lambda: time.sleep(0.03)),
-        taking(lambda: busy(0.03)),
+        Taking(lambda: time.sleep(0.03)),
+        Taking(lambda: busy(0.03)),
+        Taking(lambda: busy(0.001)),
+        Taking(lambda: time.sleep(0.03)),
+        Taking(lambda: busy(0.03)),
     ]
-    filled(matchers)
-    assert [each.num_slow_masks for each in matchers] == [0, 1, 0, 0, 1]
+    assert slow_masks(matchers) == [0, 1, 0, 0, 1]
 
 
 class WithoutMasks:

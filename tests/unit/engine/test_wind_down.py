@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -18,7 +16,6 @@ from pagewire_engine.grammar_endings import GrammarEndings, Tries
 from pagewire_engine.grammar_matcher import CompiledGrammar, Matcher
 from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.json_schemas import most_growth
-from pagewire_engine.known_way import rest_after, without_space
 from pagewire_engine.token_bytes import numbers_of
 from tests.fakes.constrained_walks import EOS, Grammars, fill
 
@@ -298,34 +295,6 @@ def test_an_output_is_not_watched_while_none_of_its_tokens_could_take_all_that_i
         allowed(matcher)
         matcher.advance([token_id])
     assert not searches
-
-
-@pytest.mark.parametrize(
-    ("text", "in_string", "bare"),
-    [
-        (b' ,\n "', False, b',"'),
-        (b'" : ', True, b'":'),
-        (b'" }', True, b'"}'),
-        (b'a" :', True, b'a" :'),
-        (b'"a b', False, b'"a b'),
-        (b", ", True, b", "),
-        (b'" ', False, b'" '),
-        (b" \t", False, b""),
-    ],
-)
-def test_white_space_between_parts_is_passed_over_and_none_within_a_string(
-    text: bytes, in_string: bool, bare: bytes
-) -> None:
-    assert without_space(text, in_string=in_string) == bare
-
-
-def test_a_way_is_not_followed_by_what_is_only_part_of_a_token() -> None:
-    """Of a token that ends reasoning a part is the answer's: the way is after all of it."""
-    tokens: Any = SimpleNamespace(of=[b"</think>\n", b"\n", b"[", b"]", b"\n["], by_bytes={})
-    after = partial(rest_after, [1, 2, 3], tokens=tokens, is_json=True, in_string=False)
-    assert after(1, b"\n") == [2, 3]
-    assert after(4, b"\n[") == [3]
-    assert after(0, b"\n") is None
 
 
 @pytest.mark.parametrize(
