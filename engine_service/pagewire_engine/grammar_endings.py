@@ -9,6 +9,7 @@ the shortest; a pattern's text is found where trying characters in turn finds it
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ _MOST_NAME_TOKENS = 128
 _ENDS = ("}", "]", ":", ",")
 _VALUES = ("null", '"', "0", "1", "false", "true", "[", "{", "-")
 _NUMBER = frozenset(b"-.0123456789")
+# The last before a member's name, or another value.
+_SEPARATOR = re.compile(rb"([{,])[^{,]*$")
 # What ends something in texts that are no JSON.
 _CLOSERS = ">)]}\"';.\n"
 _PLAIN = (
@@ -82,6 +85,8 @@ class GrammarEndings:
         self._ends = self._known(_ENDS)
         self._values = self._known(_VALUES)
         self._one = self._known(("1",))
+        digits = self._known("0123456789")
+        self._digits = digits if len(digits) == 10 else []
         self._closers = self._known(_CLOSERS)
         self._plain = np.array(self._known(_PLAIN), np.int64)
 
@@ -131,7 +136,7 @@ class GrammarEndings:
         while len(path) < most and search.tries.left > 0:
             if search.matcher.is_accepting():
                 return [*path, self._eos]
-            step = search.matcher.compute_ff_tokens() or self._next(search)
+            step = search.matcher.compute_ff_tokens() or self._next(search, most - len(path))
             if not step or len(path) + len(step) > most:
                 return None
             rest = search.rest_of(known, step[0], most - len(path))
@@ -142,11 +147,21 @@ class GrammarEndings:
             path += step
         return None
 
-    def _next(self, search: _Search) -> list[int] | None:
-        """What is tried next; None where nothing is known that could follow."""
+    def _next(self, search: _Search, num_left: int) -> list[int] | None:
+        """What is tried next; None where nothing is known that could follow.
+
+        Args:
+            search: so far.
+            num_left: tokens that may follow.
+        """
         position = search.position
         if not self.is_json:
             return search.first(search.closers) or search.plain_or_any(self._plain)
+        if search.begins_another_name:
+            # Not the name of another member: no two are chosen with as many tokens left.
+            number = [self._digits[int(digit)] for digit in str(num_left)] if self._digits else []
+            if number and search.allows(number):
+                return number
         if position.in_string:
             return search.first(self._quote) or search.plain_or_any(self._plain)
         if position.awaits_name and search.since_separator:
@@ -194,6 +209,8 @@ class _Search:
         self.tries = tries
         self.since_separator = True
         self.in_number = False
+        self.begins_another_name = False
+        self._is_first_member = False
         self._tokens = tokens
         self._used: Counter[int] = Counter()
         self._next_name = 0
@@ -206,6 +223,14 @@ class _Search:
         text = b"".join(self._tokens.of[n] for n in token_ids)
         self.position.read(text)
         self.since_separator = text[-1:] in (b"{", b",")
+        if not was_in_string and (separated := _SEPARATOR.search(text)):
+            self._is_first_member = separated[1] == b"{"
+        self.begins_another_name = (
+            self.position.in_string
+            and self.position.awaits_name
+            and not self._is_first_member
+            and text[-1:] == b'"'
+        )
         self.in_number = bool(text) and text[-1] in _NUMBER and not self.position.in_string
         if was_in_string != self.position.in_string:
             self._used.clear()
@@ -220,20 +245,20 @@ class _Search:
                 start = way.index(token_id, start + 1)
             except ValueError:
                 return None
-            if self._is_allowed(rest := [*way[start:]]):
+            if self.allows(rest := [*way[start:]]):
                 return rest
         return None
 
     def first(self, token_ids: Iterable[int]) -> list[int] | None:
         """The first of these that is allowed."""
-        return next(([n] for n in token_ids if self._is_allowed([n])), None)
+        return next(([n] for n in token_ids if self.allows([n])), None)
 
     def first_name(self, names: Sequence[list[int]]) -> list[int] | None:
         """The first of these members that may come. They mostly come in the order in which they are
         required: it is gone on from the last."""
         for offset in range(len(names)):
             number = (self._next_name + offset) % len(names)
-            if self._is_allowed(names[number]):
+            if self.allows(names[number]):
                 self._next_name = number + 1
                 return names[number]
         return None
@@ -252,7 +277,8 @@ class _Search:
         self._used[chosen] += 1
         return [chosen]
 
-    def _is_allowed(self, token_ids: list[int]) -> bool:
+    def allows(self, token_ids: list[int]) -> bool:
+        """Whether all these may follow, one after the other."""
         self.tries.left -= 1
         return self.matcher.validate_tokens(token_ids) == len(token_ids)
 

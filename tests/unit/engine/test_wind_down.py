@@ -18,6 +18,7 @@ from pagewire_engine.json_position import JsonPosition
 from pagewire_engine.json_schemas import most_growth
 from pagewire_engine.token_bytes import numbers_of
 from tests.fakes.constrained_walks import EOS, Grammars, fill
+from tests.fakes.fake_engine_client import ids_of
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,22 @@ def test_a_quotation_mark_after_a_backslash_ends_no_string(grammars: Grammars, m
     for seed in range(8):
         text = written(grammars, grammar.matcher(most), most, "\\ab", seed)
         assert not text.endswith(b"<cut>"), text
+
+
+@pytest.mark.parametrize("begun", ["", "{", '{"":null,', '{"a":null , "', '{"":null,"x'])
+@pytest.mark.parametrize("least", [2, 3, 12])
+def test_members_that_have_no_names_of_their_own_get_different_ones(
+    grammars: Grammars, least: int, begun: str
+) -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": least}
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    matcher, position = grammar.inner.deep_copy(), JsonPosition()
+    assert matcher.consume_tokens(ids_of(begun))
+    position.read(begun.encode())
+    way = grammar._ending.endings.shortest(matcher, position)
+    assert way is not None
+    text = begun.encode() + b"".join(grammars.tokens.of[token_id] for token_id in way)
+    assert len(json.loads(text)) == least, text
 
 
 LIGHT_OR_HEAVY = {
