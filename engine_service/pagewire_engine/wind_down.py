@@ -103,6 +103,7 @@ class WindDown:
             return
         word, bit = way[0] // 32, np.uint32(1 << way[0] % 32)
         if not bits[word] & bit:  # items would be the same
+            self._forbid_space(bits)
             return
         if self.only_token(matcher, in_reasoning=in_reasoning) is not None:
             bits[:] = 0
@@ -115,6 +116,14 @@ class WindDown:
         elif self._is_json and spare <= self._lean:
             self._forbid_growth(bits, matcher, may_add_items=spare > self._soft)
         bits[word] |= bit
+
+    def _forbid_space(self, bits: Bits) -> None:
+        """Leaves of a mask what goes on, where there is such: white space could take what is left
+        while the way does not hold."""
+        if self._is_json and not self.watch.position.in_string:
+            others = bits & ~self._tokens.spaces
+            if others.any():
+                bits[:] = others
 
     def _forbid_late_ends(
         self, ways: list[int], bits: Bits, matcher: LLMatcher, *, are_near: bool

@@ -208,8 +208,10 @@ def _tool_parser(own: type[ToolParser] | None, use: ToolUse) -> type[ToolParser]
     if own is None:
         raise InvalidArgumentError(
             "tools",
-            "how this model writes tool calls is not known; send tool_choice='none' to show it the "
-            "tools all the same, or start the frontend with --tool-call-parser NAME",
+            "how this model writes tool calls is not known; start the frontend with "
+            "--tool-call-parser NAME (and --chat-template FILE where the model's own does not show "
+            "tools), or send tool_choice 'required' or a function, which hold the answer to calls, "
+            "or 'none' for text",
         )
     return own
 

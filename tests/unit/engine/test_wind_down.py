@@ -200,6 +200,19 @@ def test_members_that_have_no_names_of_their_own_get_different_ones(
     assert len(json.loads(text)) == least, text
 
 
+@pytest.mark.parametrize("like", [" \n\t", ", \n", "1,"])
+@pytest.mark.parametrize("items", [[1, 2, 3, 4], ["red", "green", "blue"]])
+def test_items_that_have_to_differ_end_whatever_a_model_likes(
+    grammars: Grammars, items: list[Any], like: str
+) -> None:
+    schema = {"type": "array", "items": {"enum": items}, "uniqueItems": True, "minItems": 2}
+    grammar = grammar_of(grammars, json_schema=json.dumps(schema))
+    for most in range(40, 90):
+        text = written(grammars, grammar.matcher(most), most, like, seed=most)
+        assert not text.endswith(b"<cut>"), (most, text)
+        jsonschema.validate(json.loads(text), schema)
+
+
 LIGHT_OR_HEAVY = {
     "$defs": {
         "any": {"anyOf": [{"$ref": "#/$defs/light"}, {"$ref": "#/$defs/heavy"}]},
