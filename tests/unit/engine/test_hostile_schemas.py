@@ -114,9 +114,7 @@ HOSTILE: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
     files = {"tokenizer.json": byte_tokenizer().to_str().encode()}
-    compiler = GrammarCompiler(
-        lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], num_threads=1
-    )
+    compiler = GrammarCompiler(lambda: files, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
     yield compiler
     compiler.close()
 
