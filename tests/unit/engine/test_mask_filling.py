@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +29,7 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
-def filled(matchers: list[Matcher]) -> list[list[int]]:
+def filled(matchers: Sequence[Any]) -> list[list[int]]:
     """The tokens that each allows."""
     bits = np.full((len(matchers), 9), 0xFFFFFFFF, np.uint32)
     fill_masks(matchers, bits, bits.ctypes.data)
@@ -88,7 +88,7 @@ class Taking:
 
 def slow_masks(matchers: list[Taking]) -> list[int]:
     """How many slow masks each is told of in one step."""
-    filled(matchers)  # type: ignore[arg-type]
+    filled(matchers)
     return [each.num_slow_masks for each in matchers]
 
 
